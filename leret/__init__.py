@@ -17,6 +17,8 @@ _HOMES = {
     "LeReT": "leret.optimize.teleprompter",
     "LeretError": "leret.core.errors",
     "Pick": "leret.programs.pick",
+    "PrefilledChatAdapter": "leret.programs.prefill",
+    "PrefilledJSONAdapter": "leret.programs.prefill",
     "Provider": "leret.optimize.provider",
     "Search": "leret.programs.search",
     "load": "leret.programs.saved",

@@ -7,18 +7,19 @@ after the beginning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dspy
 
 from leret.core.dspy_internals import PlainJSONAdapter
 
+_Adapter: Any = dspy.ChatAdapter if TYPE_CHECKING else object
 _VALUE = "\N{OBJECT REPLACEMENT CHARACTER}"
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 """Request keys of vLLM and SGLang that make a server continue the last message."""
 
 
-class AnswerAdapter:
+class AnswerAdapter(_Adapter):  # type: ignore[misc]
     """Mixin for adapters that may send the beginning of the answer (``prefill``), and the strings that end it.
 
     It is no adapter itself: DSPy gives each subclass of an adapter its parent's ``format`` and ``parse``.

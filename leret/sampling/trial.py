@@ -50,7 +50,7 @@ MIN_PARSED, MAX_CUT = 0.95, 0.05
 N_CHECKED, N_OFFERED = 8, 4
 """Completions of the check before sampling, and of each format that is tried if none of them parses."""
 
-_MOST = 0.97  # share of completions that the chosen max_tokens does not cut
+_MOST = 0.95  # share of completions that the chosen max_tokens does not cut
 _STEPS = 4  # completions of a question until the first search
 _LIMITS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -71,7 +71,7 @@ class Format:
     @property
     def flags(self) -> str:
         """Flags of `leret sample` that set the adapter."""
-        return " ".join(f"--set program.adapter.{name}={json.dumps(value)}" for name, value in self.keys.items())
+        return " ".join(f"--set program.adapter.{name}={str(value).lower()}" for name, value in self.keys.items())
 
     @property
     def python(self) -> str:
@@ -131,9 +131,14 @@ class FormatTrial:
         return fmean(self.reward(temperature) for temperature in TEMPERATURES)
 
     @property
+    def may_work(self) -> bool:
+        """Whether no temperature so far has too many unparsed completions, and the server takes the format."""
+        return not self.fault and all(self.parsed(temperature) >= MIN_PARSED for temperature in self.samples)
+
+    @property
     def parses(self) -> bool:
         """Whether nearly all completions parse, at each temperature."""
-        return all(self.parsed(temperature) >= MIN_PARSED for temperature in TEMPERATURES)
+        return not self.fault and all(self.parsed(temperature) >= MIN_PARSED for temperature in TEMPERATURES)
 
     @property
     def works(self) -> bool:
@@ -147,7 +152,7 @@ class FormatTrial:
 
     def limit_tokens(self, limit: int) -> None:
         """Set ``max_tokens`` to the lowest usual number that cuts hardly any completion; ``limit`` is the trial's."""
-        longest = 0
+        longest = 0 if self.samples else limit
         for samples in self.samples.values():
             lengths = sorted(sample.n_completion_tokens or 0 for sample in samples)
             longest = max(longest, lengths[math.ceil(_MOST * len(lengths)) - 1])
@@ -220,49 +225,70 @@ def try_formats(
 
 
 async def _try_formats(environment: Environment, tasks: Sequence[Task], progress: Progress) -> TrialReport:
-    recipe = environment.recipe
-    limit = _max_tokens(environment)
     trials = [FormatTrial(each) for each in formats_of(environment)]
-    search = SearchBatcher(environment.retriever)
-    policies: dict[str, Policy] = {}
-
-    async def extend(tried: FormatTrial, questions: Sequence[Task]) -> None:
-        key = str(tried.format.extra_body)
-        if key not in policies:
-            settings = {name: _with_body(each, tried.format.extra_body) for name, each in recipe.by_predictor.items()}
-            policies[key] = open_policies(settings, sampled_policy)
-        runner = _environment_of(environment, tried.format.adapter).runner(search)
-        for temperature in TEMPERATURES:
-            plan = _plan(recipe, policies[key], temperature, limit)
-            results = await asyncio.gather(*(_first_search(runner, plan, task) for task in questions))
-            for samples, reward in results:
-                tried.samples.setdefault(temperature, []).extend(samples)
-                tried.rewards.setdefault(temperature, []).append(reward)
-            progress.advance(len(questions))
-            if not any(tried.rewards[temperature]) and not tried.parsed(temperature):
-                break  # nothing parses: save the completions of the next temperature
-        tried.limit_tokens(limit)
-
-    progress.start("formats", len(TEMPERATURES) * (len(trials) * min(N_FIRST, len(tasks))
-                                                   + N_BEST * len(tasks[N_FIRST:])))  # fmt: skip
+    n_first = len(trials) * min(N_FIRST, len(tasks))
+    progress.start("formats", len(TEMPERATURES) * (n_first + N_BEST * len(tasks[N_FIRST:])))
+    session = _Session(environment, SearchBatcher(environment.retriever), _max_tokens(environment), progress)
     try:
-        for tried in trials:
-            try:
-                await extend(tried, tasks[:N_FIRST])
-            except PolicyError as error:
-                if not tried.format.extra_body and not tried.format.adapter.prefill:
-                    raise
-                tried.fault = str(error)  # the server does not know the request keys
-        for tried in _ranked(trials)[:N_BEST]:
-            if tried.works and tasks[N_FIRST:]:
-                await extend(tried, tasks[N_FIRST:])
+        for temperature in TEMPERATURES:
+            candidates = [tried for tried in trials if tried.may_work]
+            await session.measure(candidates, [temperature], tasks[:N_FIRST])
+        finalists = [tried for tried in _ranked(trials)[:N_BEST] if tried.parses]
+        await session.measure(finalists, TEMPERATURES, tasks[N_FIRST:])
     finally:
         progress.finish()
-        search.close()
-        for policy in policies.values():
+        await session.close()
+    n_completions = sum(len(tried.all_samples) for tried in trials)
+    reward = "+".join(scoring(environment.recipe.sampling.reward).parts)
+    return TrialReport(_ranked(trials), len(tasks), n_completions, reward)
+
+
+@dataclass
+class _Session:
+    """Policies and searches of a trial. ``limit`` is the maximum number of tokens per completion."""
+
+    environment: Environment
+    search: SearchBatcher
+    limit: int
+    progress: Progress
+    policies: dict[str, Policy] = field(default_factory=dict)  # by extra request keys
+
+    async def measure(
+        self, trials: Sequence[FormatTrial], temperatures: Sequence[float], questions: Sequence[Task]
+    ) -> None:
+        """Add the completions of some questions to each trial; all are requested together."""
+        pairs = [(tried, temperature) for tried in trials for temperature in temperatures if questions]
+        await asyncio.gather(*(self._measure(tried, temperature, questions) for tried, temperature in pairs))
+        for tried in trials:
+            tried.limit_tokens(self.limit)
+
+    async def close(self) -> None:
+        self.search.close()
+        for policy in self.policies.values():
             await policy.aclose()
-    n_completions = sum(len(samples) for tried in trials for samples in tried.samples.values())
-    return TrialReport(_ranked(trials), len(tasks), n_completions, "+".join(scoring(recipe.sampling.reward).parts))
+
+    async def _measure(self, tried: FormatTrial, temperature: float, questions: Sequence[Task]) -> None:
+        runner = _environment_of(self.environment, tried.format.adapter).runner(self.search)
+        plan = _plan(self.environment.recipe, self._policy(tried.format), temperature, self.limit)
+        try:
+            results = await asyncio.gather(*(_first_search(runner, plan, task) for task in questions))
+        except PolicyError as error:
+            if not tried.format.extra_body and not tried.format.adapter.prefill:
+                raise
+            tried.fault = str(error)  # the server does not know the request keys
+            return
+        for samples, reward in results:
+            tried.samples.setdefault(temperature, []).extend(samples)
+            tried.rewards.setdefault(temperature, []).append(reward)
+        self.progress.advance(len(questions))
+
+    def _policy(self, format: Format) -> Policy:
+        key = json.dumps(format.extra_body)
+        if key not in self.policies:
+            recipe = self.environment.recipe
+            settings = {name: _with_body(each, format.extra_body) for name, each in recipe.by_predictor.items()}
+            self.policies[key] = open_policies(settings, sampled_policy)
+        return self.policies[key]
 
 
 async def refuse_format(

@@ -89,7 +89,7 @@ def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypa
     write_beir(folder / "beir")
     flags, trainings = ROADS[road]
     files = FILES if data == "jsonl" else ["--questions", "beir"]
-    out = succeeds("init", *files, *shlex.split(flags), "--out", "my recipes")
+    out = succeeds("init", *files, *shlex.split(flags), "--out", "my recipes", "--no-trial")
     names = [" ".join(words[:2]) if words[0] == "train" else words[0] for words in printed(out)]
     assert names == ["pretrain"] * (road == "pretrained") + ["sample", *trainings, "eval"]
     if road == "pretrained":
@@ -272,7 +272,7 @@ class Stub(Vllm):
 def test_the_commands_for_a_server_run_unedited(folder, policy):
     async def main():
         async with serving(server, under="/v1") as urls:
-            flags = ["--policy", *urls, "--model", "tiny", "--weights", str(policy)]
+            flags = ["--policy", *urls, "--model", "tiny", "--weights", str(policy), "--no-trial"]
             out = await asyncio.to_thread(succeeds, "init", *FILES, *flags)
             for words in printed(out):
                 await asyncio.to_thread(succeeds, *words)

@@ -52,7 +52,8 @@ def apply_template(
     """Call ``tokenizer.apply_chat_template``. All prompts in leret are created by this function.
 
     If the template rejects system messages (Gemma 2's does), the system message is prepended to the user message.
-    A prompt that ends with an assistant message is continued there. If ``enable_thinking`` is None, the template's default applies. ``name`` is the model's name in errors.
+    A prompt that ends with an assistant message is continued there. If ``enable_thinking`` is None, the template's
+    default applies. ``name`` is the model's name in errors.
     """
     from jinja2 import TemplateError
 

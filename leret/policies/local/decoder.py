@@ -93,9 +93,9 @@ class _Rows:
 class Decoder:
     """Completes batches of prompts with one model.
 
-    ``to_text`` decodes tokens to find stop strings; jobs without stop strings do not need it. Only a token with the last
-    character of a stop string can complete it, so the text is decoded only after such tokens. ``prefill_tokens`` is the
-    maximum number of tokens per forward pass over prompts, padding included.
+    ``to_text`` decodes tokens to find stop strings; jobs without stop strings do not need it. A completion is decoded
+    only after a token with the last character of a stop string. ``prefill_tokens`` is the maximum number of tokens per
+    forward pass over prompts, padding included.
     """
 
     def __init__(
@@ -276,8 +276,10 @@ class Decoder:
             may_stop |= self._tokens_with(end)[chosen]
         for row in (may_stop & alive).nonzero()[:, 0].tolist():
             place_ = int(rows.place[row])
-            text = self.to_text(ids[place_, :n_tokens].tolist())
-            stopped[row] = any(mark in text for mark in owners[place_][0].stop)
+            stop = owners[place_][0].stop
+            if stop:
+                text = self.to_text(ids[place_, :n_tokens].tolist())
+                stopped[row] = any(mark in text for mark in stop)
         return stopped
 
     def _tokens_with(self, character: str) -> Tensor:

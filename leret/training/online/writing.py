@@ -63,9 +63,9 @@ class WriterLearner:
             raise TrainingError(f"served: needs a run with policy kind openai, not {sampled.kind}; remove served")
         if sampled.grammar:
             raise TrainingError(
-                f"served: policy.extra_body has {', '.join(sampled.grammar)}, so the server samples from a distribution "
-                "without the tokens that the grammar excludes, and the training's ratios would be of another one; remove "
-                "served, or sample without a grammar (program.adapter.prefill)"
+                f"served: policy.extra_body has {', '.join(sampled.grammar)}: the server samples from the distribution "
+                "that this grammar masks, and the ratios of the training would not be of that distribution; remove "
+                "served, or use program.adapter.prefill instead of a grammar"
             )
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)

@@ -45,6 +45,17 @@ def model_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("template", ENDS)
+def test_a_prompt_that_ends_with_an_answer_is_continued(model_of, template):
+    tokenizer = AutoTokenizer.from_pretrained(model_of(template))
+    encoder, sampler = TokenEncoder(tokenizer, 0), PromptEncoder(tokenizer, None, template)
+    messages = (*MESSAGES, {"role": "assistant", "content": "query:"})
+    assert encoder.render(messages).endswith("query:")
+    assert ENDS[template] not in encoder.render(messages).rpartition("book")[2].partition("query:")[2]
+    assert list(sampler.encode(messages).token_ids) == encoder.prompt_ids(messages)
+    assert sampler.encode(messages).n_shared == sampler.encode(MESSAGES).n_shared
+
+
+@pytest.mark.parametrize("template", ENDS)
 def test_sampled_and_trained_tokens_are_equal(model_of, template):
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])

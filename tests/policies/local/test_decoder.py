@@ -79,3 +79,27 @@ def test_the_end_token_is_included_and_ends_a_completion(llama_dir):
         assert not set(generated.token_ids) & set(SUPPRESSED)
     [greedy] = decoder(llama_dir).run([Job((3, 9, 4), 0, (1, 2, 3), 0.0, 1.0, 4)])
     assert (len(greedy), len(set(greedy))) == (3, 1)
+
+
+def test_a_stop_string_over_several_tokens_ends_its_rows_only(llama_dir):
+    texts = {token: chr(97 + token % 26) for token in range(1000)}
+    decoded = []
+
+    def to_text(ids):
+        decoded.append(len(ids))
+        return "".join(texts[token] for token in ids)
+
+    prompt = (7, 8, 9)
+    [[free]] = decoder(llama_dir).run([Job(prompt, 0, (3,), 1.0, 1.0, 10)])
+    text = to_text(free.token_ids)
+    stop = text[3:5]
+    engine = decoder(llama_dir, to_text=to_text)
+    decoded.clear()
+    stopped, other = engine.run([
+        Job(prompt, 0, (3,), 1.0, 1.0, 10, (stop,)), Job(prompt, 0, (3,), 1.0, 1.0, 10)
+    ])  # fmt: skip
+    n_tokens = text.find(stop) + 2
+    assert (stopped[0].token_ids, stopped[0].finish_reason) == (free.token_ids[:n_tokens], "stop")
+    assert other[0].token_ids == free.token_ids
+    n_candidates = text[:n_tokens].count(stop[-1])
+    assert len([n for n in decoded if n > 1]) <= n_candidates  # other tokens are not decoded

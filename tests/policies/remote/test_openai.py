@@ -38,6 +38,35 @@ def test_several_samples_are_one_request():
     assert (len(greedy.bodies), one) == (1, other)
 
 
+def test_a_prompt_that_ends_with_an_answer_is_continued():
+    async def work(policy):
+        messages = ({"role": "user", "content": "where?"}, {"role": "assistant", "content": "query:"})
+        return await policy.complete(Request(messages, (1,), 0.0, 8))
+
+    server = ChatServer()
+    run(server, work)
+    [body] = server.bodies
+    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
+    asked(server, 1)
+    assert "continue_final_message" not in server.bodies[-1]
+
+
+def test_extra_keys_are_sent_and_are_part_of_the_digest():
+    grammar = {"response_format": {"type": "json_object"}, "chat_template_kwargs": {"tools": None}}
+    server = ChatServer()
+    asked(server, 1, extra_body=grammar, enable_thinking=False)
+    body = server.bodies[-1]
+    assert body["response_format"] == {"type": "json_object"}
+    assert body["chat_template_kwargs"] == {"tools": None, "enable_thinking": False}
+    keys = {"kind": "openai", "model": "tiny", "urls": ["http://127.0.0.1:1/v1"]}
+    plain, extra = (PolicySettings.model_validate({**keys, **more}) for more in ({}, {"extra_body": grammar}))
+    assert len({plain, extra}) == 2
+    assert make_policy(plain).digest != make_policy(extra).digest
+    assert extra.grammar == ["response_format"]
+    with pytest.raises(ValueError, match="temperature"):
+        PolicySettings.model_validate({**keys, "extra_body": {"temperature": 0}})
+
+
 @pytest.mark.parametrize(
     "server",
     [ChatServer(most_n=1), ChatServer([refusal("n must be 1")], most_n=1), ChatServer(most_n=2)],

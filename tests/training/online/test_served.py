@@ -42,10 +42,10 @@ class Vllm(ChatServer):
         return web.json_response({"choices": choices, "usage": {"prompt_tokens": self.counted}})
 
 
-def trained(run, base, server, recipe=RECIPE):
+def trained(run, base, server, recipe=RECIPE, **keys):
     async def main():
         async with serving(server, under="/v1") as urls:
-            policy = {"kind": "openai", "model": "base", "urls": urls, "max_tokens": 6, "retry_for_s": 0}
+            policy = {"kind": "openai", "model": "base", "urls": urls, "max_tokens": 6, "retry_for_s": 0, **keys}
             run.update(sampling={**run.section("sampling", ""), "policy": policy})
             return await asyncio.to_thread(train, changed(recipe, init_from=str(base)), run)
 
@@ -70,6 +70,8 @@ def test_what_the_servers_cannot_do_is_said(run, base):
         trained(run, base, Vllm(updates=False))
     with pytest.raises(TrainingError, match=r"counts 7 prompt tokens where leret counts \d+"):
         trained(run, base, Vllm(counted=7), changed(RECIPE, name="other"))
+    with pytest.raises(TrainingError, match=r"policy\.extra_body has response_format"):
+        trained(run, base, Vllm(), changed(RECIPE, name="masked"), extra_body={"response_format": {"type": "text"}})
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,115 @@
+import asyncio
+import json
+import re
+
+import pytest
+
+from leret.core.errors import PolicyError
+from leret.policies.base import Completion
+from leret.sampling import trial
+from leret.sampling.trial import TEMPERATURES, FormatTrial, formats_of, try_formats
+from tests.first_steps import succeeds
+from tests.sampling.fakes import FakePolicy, made, policy_is, recipe_of, write_data
+
+
+class Follower(FakePolicy):
+    """Repeats the question where the prompt ends with ``beginning``; elsewhere writes what nothing parses."""
+
+    def __init__(self, beginning, n_tokens=4):
+        super().__init__()
+        self.beginning, self.n_tokens = beginning, n_tokens
+
+    def _one(self, request, seed):
+        last = request.messages[-1]
+        question = re.search(r"what follows (\w+)", str(request.messages))[1]
+        if last["role"] == "assistant" and last["content"] == self.beginning:
+            return Completion(question, "stop", 9, self.n_tokens)
+        if last["role"] == "assistant" or "[[ ##" not in last["content"]:
+            return Completion("nothing", "length", 9, request.max_tokens)
+        return Completion("The answer is:\n[]", "stop", 9, 6)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    write_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    ("beginning", "name"), [('{\n  "query": "', "json, prefilled"), ("query:", "compact, prefilled")]
+)
+def test_the_format_with_the_highest_reward_is_the_best(cache, beginning, name):
+    with policy_is(Follower(beginning)):
+        report = try_formats(recipe_of(), cache)
+    assert report.best.format.name == name
+    assert report.best.n_questions == 30
+    assert [report.best.parsed(t) for t in TEMPERATURES] == [1.0, 1.0]
+    assert report.best.max_tokens == 32
+    by_name = {tried.format.name: tried for tried in report.formats}
+    assert (by_name["chat"].parsed(0.0), set(by_name["chat"].samples)) == (0.0, {0.0})
+    assert report.best.mean_reward > by_name["compact"].mean_reward
+    assert by_name["compact"].cut(0.0) == 1.0
+
+
+def test_a_model_that_parses_nothing_has_no_best_format(cache):
+    policy = FakePolicy(junk=1.0)
+    with policy_is(policy):
+        report = try_formats(recipe_of(), cache)
+    assert report.best is None
+    assert report.n_completions == 6 * trial.N_FIRST
+
+
+def test_a_schema_is_tried_on_a_server_only(cache):
+    server = {"kind": "openai", "urls": ["http://127.0.0.1:1/v1"]}
+    for policy, n_schemas in (({}, 0), (server, 1)):
+        environment = trial.Environment(recipe_of(policy=policy), cache)
+        bodies = [each.extra_body for each in formats_of(environment) if each.extra_body]
+        assert len(bodies) == n_schemas
+    schema = bodies[0]["response_format"]["json_schema"]["schema"]
+    assert (list(schema["properties"]), schema["required"]) == (["query"], ["query"])
+
+
+def test_max_tokens_cuts_at_most_one_completion_of_twenty():
+    tried = FormatTrial(trial._OFFERS[0])
+    for temperature in TEMPERATURES:
+        lengths = [10] * 18 + [40, 128]
+        tried.samples[temperature] = [made(str(i), 1.0, n_completion_tokens=n) for i, n in enumerate(lengths)]
+    tried.limit_tokens(128)
+    assert (tried.max_tokens, tried.cut(0.0), tried.works) == (48, 0.05, True)
+
+
+def test_the_refusal_names_a_format_that_parses(cache):
+    policy = Follower("query:")
+    recipe = recipe_of(program={"path": f"{trial.__file__.partition('leret/')[0]}pipelines/multihop.py:MultiHop"})
+    recipe = recipe.model_copy(
+        update={"program": recipe.program.model_copy(update={"adapter": trial.AdapterSettings(kind="chat")})}
+    )
+    with policy_is(policy), pytest.raises(PolicyError, match="8 of 8") as raised:
+        asyncio.run(refused(recipe, cache, policy))
+    assert "--set program.adapter.kind=compact" in str(raised.value)
+    assert "leret.CompactAdapter(instructions=True, prefill=True)" in str(raised.value)
+    assert len(policy.requests) <= 20
+
+
+async def refused(recipe, cache, policy):
+    with trial.Environment(recipe, cache) as environment:
+        search = trial.SearchBatcher(environment.retriever)
+        plan = trial._plan(recipe, policy, 0.0, 8)
+
+        def runner_of(adapter):
+            return trial.ProgramRunner.over(environment.program(), adapter, search)
+
+        try:
+            await trial.refuse_format(plan, environment.adapter, environment.tasks(), runner_of)
+        finally:
+            search.close()
+
+
+def test_the_command_prints_a_row_per_format_and_the_flags(cache):
+    recipe = recipe_of(policy={"model": "demo"}).model_dump(mode="json")
+    (cache.parent / "r.yaml").write_text(json.dumps(recipe))
+    with policy_is(Follower("query:")):
+        out = succeeds("trial", "r.yaml", "--questions", "12")
+    assert "json, prefilled" in out
+    assert "--set program.adapter.prefill=true --set policy.max_tokens=32" in out
