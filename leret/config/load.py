@@ -224,9 +224,9 @@ def _checked(
     problems += invalid
     if recipe is not None:
         recipe, missing = _with_absolute_paths(recipe, placed, folder, optional)
-        unknown = _unsuppressed(check(recipe) if check else (), faulty, optional)
+        unknown: list[Clash] = _unsuppressed(check(recipe) if check else (), faulty, optional)
         faulty |= {_parts_of(name) for names, _ in unknown for name in names}
-        clashes = _unsuppressed(_clashes(recipe), faulty, optional)
+        clashes: list[Clash] = _unsuppressed(_clashes(recipe), faulty, optional)
         problems += [_placed_message(placed, names[0], message) for names, message in [*clashes, *unknown]]
         problems += missing
     if problems or recipe is None:

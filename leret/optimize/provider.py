@@ -134,7 +134,9 @@ class LM(PolicyLM):
         name = str(model).removeprefix("leret/")
         url = kwargs.pop("base_url", None) or api_base
         refuse_client_keys(kwargs)
-        local = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs}
+        local: dict[str, Any] = {
+            key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs
+        }
         arguments = {"temperature": 1.0, "cache": False, "finetuning_model": _absolute(weights), **kwargs}
         if url is not None:
             name = served_name(name)

@@ -141,10 +141,10 @@ class Part:
         parameters = inspect.signature(function).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             keys = [*settings_of(function), *PartSettings.model_fields]
-            near = {name: nearest(name, keys) for name in settings if name not in parameters}
-            if any(near.values()):
+            hints = {name: nearest(name, keys) for name in settings if name not in parameters}
+            if any(hints.values()):
                 start = f"{self.place}." if self.place else ""
-                raise ConfigError([f"{start}{name}: unknown key{hint}" for name, hint in near.items()])
+                raise ConfigError([f"{start}{name}: unknown key{hint}" for name, hint in hints.items()])
         try:
             inspect.signature(function).bind(None, **settings)
         except TypeError as error:

@@ -46,7 +46,7 @@ def test_compile_ends_after_a_valset_on_which_nothing_parses(algorithms, monkeyp
     n_calls = []
     cut = Completion("", "length", 1, 0)
     monkeypatch.setattr(Words, "_one", lambda self, request, seed: n_calls.append(seed) or cut)
-    with pytest.raises(PolicyError, match="all 6 examples failed to parse.*CompactAdapter.*max_tokens"):
+    with pytest.raises(PolicyError, match=r"all 6 examples failed to parse.*CompactAdapter.*max_tokens"):
         leret_of(algorithms=algorithms).compile(student_of(), trainset=TRAIN, valset=VAL)
     assert len(n_calls) <= len(VAL)
 
