@@ -58,7 +58,7 @@ def build(
         data, settings = _flag_settings(kind, corpus, form, model, changes, skip_invalid)
     out = Path(os.path.abspath(out))
     documents = load_corpus(data)
-    console.warn_of_notes("corpus", documents.notes)
+    console.warn_of_skipped("corpus", documents.skipped)
     planned = plan_index(settings, documents)
     if _exists(out, planned, force):
         console.say(f"nothing to do: {out} is already built")
