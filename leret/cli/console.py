@@ -143,10 +143,10 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
         complain(f"policy.model {policy} {SCOPES[name]}; choose another policy (see `leret init --help`)", "warning: ")
 
 
-def warn_of_notes(source: str, notes: Mapping[str, int]) -> None:
+def warn_of_skipped(source: str, skipped: Mapping[str, int]) -> None:
     """Warn of skipped and doubtful records of a file."""
-    for note, n in notes.items():
-        complain(f"{source}: {n:,} {note}", "warning: ")
+    for kind, n in skipped.items():
+        complain(f"{source}: {n:,} records skipped or doubtful ({kind})", "warning: ")
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:

@@ -107,7 +107,7 @@ def chunk(
     if Path(corpus).resolve() == out.resolve():
         raise ConfigError(f"--out {out} is the corpus itself; choose another file")
     documents = load_corpus(_settings(None, form, corpus, corpus, []))
-    console.warn_of_notes(corpus, documents.notes)
+    console.warn_of_skipped(corpus, documents.skipped)
     n = write_chunks(documents, out, tokens, tokens_of(tokenizer) if tokenizer else words, header)
     facts({"n_documents": len(documents), "n_chunks": n}, {})
     done(f"{n:,} chunks of {len(documents):,} documents in {out}")
@@ -161,8 +161,7 @@ def _show(report: DataReport) -> None:
             "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
             "held-out turns like a training turn": {KINDS[kind]: n for kind, n in report.leaks.items()} or None,
-            "invalid lines": report.skipped or None,
-            "notes": report.remarks or None,
+            "skipped or doubtful": report.skipped or None,
             "corpus digest": report.corpus_digest,
         },
     )

@@ -61,7 +61,7 @@ def build(
     if not out.exists():
         require_writable(out, "--out")
     documents = load_corpus(data)
-    console.warn_of_notes("corpus", documents.notes)
+    console.warn_of_skipped("corpus", documents.skipped)
     planned = plan_index(settings, documents)
     if _exists(out, planned, force):
         console.say(f"nothing to do: {out} is already built")

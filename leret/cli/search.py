@@ -134,5 +134,5 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     settings = flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data
     documents = retriever.table()
     tasks = load_tasks(settings, *((frozenset(documents), documents.parents) if documents is not None else ()))
-    console.warn_of_notes(questions, tasks.notes)
+    console.warn_of_skipped(questions, tasks.skipped)
     return list(tasks)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from operator import itemgetter
 from typing import Any
 
 from leret.config.data import FieldSettings
@@ -16,20 +17,26 @@ from leret.datasets.records import Record
 _PAGE = r"(doc|document|passage|page|article|corpus|context|evidence)"
 _ID = r"(u?id|no|nr|num|number|key|code)"
 _QUESTION_NAMES = {
-    "question": r"([a-z]+_)?(question|query)(_?(text|string|body))?|prompt|q",
     "answer": r"([a-z]+_)?(answer|response|reply|reference)s?(_?text)?",
     "relevant_doc_ids": rf"((relevant|gold|positive|pos|supporting|answer)_?)?{_PAGE}s?_?(ids?|nos?)"
     r"|(relevant|gold|positive)(_?(ids?|docs?|documents?|passages?))?|positives|pid|docno|evidence|sources?",
-    "id": rf"([a-z]+_)?{_ID}",
+    "question": r"([a-z]+_)?(question|query)(_?(text|string|body))?|prompt|q",
+    "id": rf"((question|query|q|example)_?)?u?id|([a-z]+_)?{_ID}",
 }
 _DOCUMENT_NAMES = {
     "title": rf"({_PAGE}_?)?(title|name|heading|headline)",
     "text": rf"([a-z]+_)?(text|body|contents?)|{_PAGE}_?(text|body|contents?)?|abstract",
-    "doc_id": rf"([a-z]+_)?{_ID}|pid|ref(erence)?(_{_ID})?",
+    "doc_id": rf"({_PAGE}_?)?(u?id|no)|([a-z]+_)?{_ID}|pid|ref(erence)?(_{_ID})?",
 }
 """Regular expressions for column names in snake case, by leret's field name. The first matching column is used."""
 _ALIASES = {"question": {"query", "inputs"}, "answer": {"answers"}, "doc_id": {"_id", "id"}}
-_REQUIRED = {"question", "relevant_doc_ids", "doc_id", "text"}  # relevant_doc_ids: only without answers
+_MISSING = {
+    "question": "field 'question' or 'query' is missing",
+    "relevant_doc_ids": "no 'relevant_doc_ids', 'answer' or 'answers' to score against",
+    "doc_id": "field 'doc_id', '_id' or 'id' is missing",
+    "text": "field 'text' is missing",
+}
+_PART = re.compile(r"[^|;,\s\[\]'\"]+")  # of a cell with several ids
 
 Table = tuple[str, bool, Sequence[Mapping[str, Any]]]
 """The name of a file, whether it is a corpus, and its first rows."""
@@ -67,71 +74,65 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
     """Return columns by leret's field name: those of ``flags``, and likely ones for fields that the files lack.
 
     Args:
-        tables: the questions and, if there is one, the corpus.
+        tables: the corpus, if there is one, and the questions.
         flags: columns by field name; None for a field that must not be guessed.
 
     Raises:
         DataError: fields without a column, in all files, with flags of `leret init` for the most likely columns.
     """
     columns = {field: column for field, column in flags.items() if isinstance(column, str)}
-    parts = {documents: {part for row in rows for part in _parts(row)} for _, documents, rows in tables}
     faults: list[str] = []
-    for source, documents, rows in tables:
-        names = dict.fromkeys(name for row in rows for name in row)
-        cells = {name: [str(row.get(name, "")) for row in rows] for name in names}
-        missing = [field for field, column in columns.items() if _is_of(field, documents) and column not in cells]
+    ids: set[str] = set()  # cells of the corpus
+    for source, documents, rows in filter(itemgetter(2), tables):  # an empty file has other faults
+        cells: dict[str, list[str]] = {}
+        for row in rows:
+            for name, value in row.items():
+                cells.setdefault(name, []).append(str(value))
+        missing: dict[str, str] = {}
+        for field, column in columns.items():
+            if (field in _DOCUMENT_NAMES) == documents and column not in cells:
+                missing[field] = f"data.fields.{field}: no column {column!r}"
         for field, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
-            if ({field} | _ALIASES.get(field, set())) & (names.keys() | flags.keys()):
+            if ({field} | _ALIASES.get(field, set())) & (cells.keys() | flags.keys()):
                 continue
-            column = _by_name(field, pattern, cells, columns)
-            is_answered = field == "relevant_doc_ids" and {"answer", "answers"} & {*names, *columns}
+            column = _by_name(field, pattern, cells, columns.values())
             if column is not None:
                 is_list = field == "answer" and cells[column][0].startswith("[")  # JSON in a CSV cell
                 columns["answers" if is_list else field] = column
-            elif field in _REQUIRED and not is_answered:
-                missing.append(field)
+            elif field in _MISSING and not (field == "relevant_doc_ids" and {"answer", "answers"} & {*cells, *columns}):
+                missing[field] = _MISSING[field]
         if missing:
-            shown = ", ".join(f"{field} ({flags[field]!r})" if field in flags else field for field in missing)
-            faults.append(f"{source}: no column for {shown}; the columns are {', '.join(map(repr, names))}")
+            names = ", ".join(map(repr, cells))
+            faults.append(f"{source}: {'; '.join(missing.values())}; the {'columns' if flags else 'fields'} are {names}")
         for field in missing:
             columns.pop(field, None)
-            if field in _REQUIRED:
-                columns[field] = _likely(field, cells, columns, parts.get(not documents, set()))
+            if field in _MISSING:
+                columns[field] = _likely(field, cells, columns.values(), ids)
+        ids.update(*cells.values())
     if faults:
         ready = " ".join(f"--field {field}={shlex.quote(column)}" for field, column in columns.items())
         raise DataError("\n".join([*faults, f"name the columns: {ready}"]))
     return columns
 
 
-def _is_of(field: str, documents: bool) -> bool:
-    return (field in _DOCUMENT_NAMES) == documents
-
-
-def _by_name(field: str, pattern: str, cells: Mapping[str, list[str]], columns: Mapping[str, str]) -> str | None:
+def _by_name(field: str, pattern: str, cells: Mapping[str, list[str]], used: Collection[str]) -> str | None:
     """Return the first unused column with a name like the field; an id must be unique."""
     for column, values in cells.items():
         is_repeated = field in ("id", "doc_id") and len(set(values)) < len(values)
-        if column not in columns.values() and not is_repeated and re.fullmatch(pattern, _snake_case(column)):
+        if column not in used and not is_repeated and re.fullmatch(pattern, _snake_case(column)):
             return column
     return None
 
 
-def _likely(field: str, cells: Mapping[str, list[str]], columns: Mapping[str, str], parts: set[str]) -> str:
-    """Return the unused column with the longest texts or, for ids, with most cells like ``parts`` of the other file."""
+def _likely(field: str, cells: Mapping[str, list[str]], used: Collection[str], ids: set[str]) -> str:
+    """Return the unused column that is most like a field: ids of the corpus, distinct ids, or long texts."""
 
     def rank(column: str) -> int:
-        if field in ("question", "text"):
-            return sum(map(len, cells[column]))
-        return sum(not parts.isdisjoint(_parts({"": cell})) for cell in cells[column])
+        if field == "relevant_doc_ids":
+            return sum(not ids.isdisjoint(_PART.findall(cell)) for cell in cells[column])
+        return len(set(cells[column])) if field == "doc_id" else sum(map(len, cells[column]))
 
-    return max((column for column in cells if column not in columns.values()), key=rank, default="COLUMN")
-
-
-def _parts(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what may be ids in the cells of a row."""
-    for cell in map(str, row.values()):
-        yield cell
-        yield from re.findall(r"[^|;,\s\[\]'\"]+", cell[:200])
+    return max((column for column in cells if column not in used), key=rank, default="COLUMN")
 
 
 def _snake_case(column: str) -> str:

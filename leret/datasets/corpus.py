@@ -21,7 +21,7 @@ class Corpus(Mapping[str, Document]):
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
-        self.notes: Mapping[str, int] = {}  # counts of what the reader left out, for messages
+        self.skipped: Mapping[str, int] = {}  # number of skipped and doubtful records by kind
         self.parents: dict[str, str] = {}  # parent by chunk; empty for a corpus without chunks
         self._places: dict[str, int] = {}
         self._bytes = bytearray()

@@ -45,8 +45,7 @@ class DataReport:
     n_merged: int  # records that `data.merge_questions` merged with an earlier one
     duplicate_documents: int
     leaks: Mapping[str, int]  # turns of split dev or test like a turn of split train, by kind (only dialogues)
-    skipped: Mapping[str, int]  # bad records of the question and corpus files, by kind of fault
-    remarks: Mapping[str, int]  # records that are left out or doubtful, without being faults
+    skipped: Mapping[str, int]  # bad, doubtful and left-out records of the question and corpus files, by kind
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
 
@@ -85,8 +84,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         n_merged=tasks.n_merged,
         duplicate_documents=_repeated(digest(document.text) for document in documents),
         leaks=_leaks(tasks, data.seed),
-        skipped=dict(Counter(tasks.skipped) + problems.kinds),
-        remarks=dict(tasks.remarks) | problems.remarks,  # both count a file that has questions and documents
+        skipped=dict((Counter(tasks.skipped) + problems.kinds) | problems.left_out),
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
     )
@@ -95,7 +93,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
 def guess_fields(questions: str, corpus: str | None, flags: Mapping[str, Any]) -> dict[str, str]:
     """Guess `data.fields` from the first rows of a question file and of its corpus, both of kind jsonl; see `guess`."""
     tables = []
-    for source, documents in [(questions, False)] if corpus is None else [(questions, False), (corpus, True)]:
+    for source, documents in [(questions, False)] if corpus is None else [(corpus, True), (questions, False)]:
         records = islice(JSONL.rows(source, Problems()), _ROWS)
         tables.append((source, documents, [record.value for record in records]))
     return guess(tables, flags)

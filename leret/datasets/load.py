@@ -18,11 +18,11 @@ from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.formats import reader_of
-from leret.datasets.records import BadRecord, Problems, notes_of
+from leret.datasets.records import BadRecord, Problems
 from leret.datasets.splits import rank_of, split_of
 
-UNSPLIT = "texts with a separator in relevant_doc_ids, each read as one id, because there is no corpus"
-"""Remark on texts that a corpus might split into several ids."""
+UNSPLIT = "relevant_doc_ids with a separator, read as one id without a corpus"
+"""Kind of texts that a corpus might split into several ids; see `Loaded.skipped`."""
 _SEPARATORS = ("$", r"\|", ";", ",", r"\s", r"[|;,\s]")  # regular expressions; "$": a single id
 _DUPLICATE = "same text as a question in split test"
 
@@ -32,11 +32,10 @@ class Loaded:
     """Loaded tasks, and the faults of skipped records."""
 
     items: tuple[Task, ...]  # in file order, or in hash order with `data.limit` or `data.part`
-    skipped: Mapping[str, int] = field(default_factory=dict)  # number of skipped records by kind of fault
+    skipped: Mapping[str, int] = field(default_factory=dict)  # number of skipped and doubtful records by kind
     problems: tuple[str, ...] = ()  # first faults, one line each
     held_out: frozenset[str] = frozenset()  # ids of all test tasks, and of other tasks with the same text
     gold: Mapping[str, bool] = field(default_factory=dict)  # gold documents of all splits: True if in the corpus
-    remarks: Mapping[str, int] = field(default_factory=dict)  # see `Problems.remarks`
     n_merged: int = 0  # records of all splits that `data.merge_questions` merged with an earlier one
 
     def __iter__(self) -> Iterator[Task]:
@@ -44,11 +43,6 @@ class Loaded:
 
     def __len__(self) -> int:
         return len(self.items)
-
-    @property
-    def notes(self) -> dict[str, int]:
-        """Counts for messages: skipped records by kind, then the remarks."""
-        return notes_of(self.skipped, self.remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +95,8 @@ def load_tasks(
         splits = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none"
         dropped = f" ({len(chosen)} left out: same text as in split test)" if chosen else ""
         raise DataError(f"{source}: no question in split {data.split}{dropped}; available: {splits}")
-    skipped = dict(problems.kinds) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
-    held_out = frozenset(test.keys() | duplicates)
-    return Loaded(tasks, skipped, tuple(problems.shown), held_out, gold, +problems.remarks, n_merged)
+    skipped = dict(problems.skipped) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
+    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), gold, n_merged)
 
 
 def load_corpus(data: DataSettings) -> Corpus:
@@ -160,7 +153,7 @@ def _tasks(
                 if corpus is not None:
                     task = replace(task, gold=_ids_in(cell, ids))
                 elif re.search(_SEPARATORS[-1], cell):
-                    problems.remarks[UNSPLIT] += 1
+                    problems.left_out[UNSPLIT] += 1
             yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint, coverage)
 
 
@@ -240,7 +233,7 @@ def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not len(corpus):
         advice = "choose a file with doc_id, title and text" if data.corpus_file else "set data.corpus to a corpus file"
         raise DataError(f"{source} has no documents; {advice}")
-    corpus.notes = notes_of(problems.kinds, problems.remarks)
+    corpus.skipped = problems.skipped
     return corpus, problems
 
 
@@ -257,4 +250,4 @@ def _documents(data: DataSettings, problems: Problems) -> Iterator[Document]:
             fault = f"duplicate id {document.doc_id!r}, first used at line or item {first}"
             problems.add(record.place, BadRecord("duplicate id", fault))
         elif content != hash(document):
-            problems.remarks["documents left out, because an earlier one has the same id and another text"] += 1
+            problems.left_out["document with an id of another text"] += 1

@@ -33,7 +33,7 @@ _FIELDS = (
 )
 _TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
 _BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
-_QUOTED = "cells in quotes, which are kept in a .tsv file; name the file .csv if they are not part of the texts"
+_QUOTED = "cells in quotes, which a .tsv file keeps, unlike a .csv file"
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -46,18 +46,18 @@ class BadRecord(Exception):
 
 
 class LeftOut(Exception):
-    """A sound record that readers leave out and count. The text is the remark."""
+    """A sound record that readers leave out and count. The text is its kind."""
 
 
 class Problems:
     """Bad records of a file: counts by kind, and the first distinct faults with their places.
 
-    ``remarks`` counts what readers leave out or doubt without an error; its keys follow a number in messages.
+    ``left_out`` counts, by kind, what readers leave out or doubt without an error.
     """
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
-        self.remarks: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
         self._faults: dict[str, list[str]] = {}  # first places per fault
         self._times: Counter[str] = Counter()
 
@@ -71,13 +71,18 @@ class Problems:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Add the bad record or the remark that the block raises, if any."""
+        """Add the bad record that the block raises, or count the record that it leaves out."""
         try:
             yield
         except BadRecord as problem:
             self.add(place, problem)
-        except LeftOut as remark:
-            self.remarks[str(remark)] += 1
+        except LeftOut as kind:
+            self.left_out[str(kind)] += 1
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Counts for messages, by kind."""
+        return self.kinds + self.left_out
 
     @property
     def shown(self) -> list[str]:
@@ -99,11 +104,6 @@ class Problems:
         lines = "\n  ".join([*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])])
         advice = ", or skip them with data.skip_invalid (--skip-invalid)" if any_good else ""
         raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nfix them{advice}")
-
-
-def notes_of(skipped: Mapping[str, int], remarks: Mapping[str, int]) -> dict[str, int]:
-    """Return counts for messages: skipped records by kind, then the remarks."""
-    return {f"records skipped ({kind})": n for kind, n in skipped.items()} | dict(remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
     elif table and start[:1] not in b"[{":
         items = _table_rows(path, problems, table[1] in "tT")
     else:
-        items = _items(path, problems) if start[:1] == b"[" else _json_lines(path, problems)
+        items = _items(path) if start[:1] == b"[" else _json_lines(path, problems)
     for place, number, value in items:
         if isinstance(value, dict):
             yield Record(place, number, value)
@@ -244,15 +244,16 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        raise _twice("key", [key for key, _ in pairs])
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise BadRecord("key twice", _twice("key", key))
+        value[key] = item
     return value
 
 
-def _twice(what: str, names: list[str]) -> BadRecord:
-    name, _ = Counter(names).most_common(1)[0]
-    return BadRecord(f"{what} twice", f"{what} {name!r} occurs more than once; rename or remove one")
+def _twice(what: str, name: str) -> str:
+    return f"{what} {name!r} occurs more than once; rename or remove one"
 
 
 def _table_rows(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[str, int, Any]]:
@@ -275,9 +276,9 @@ def _table_rows(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[
 
 def _check_columns(place: str, columns: list[str]) -> None:
     """Raise a DataError if two columns have the same name."""
-    named = [name for name in columns if name]
-    if len(set(named)) < len(named):
-        raise DataError(f"{place}: {_twice('column', named)}")
+    for index, name in enumerate(columns):
+        if name and name in columns[:index]:
+            raise DataError(f"{place}: {_twice('column', name)}")
 
 
 def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, list[str]]]:
@@ -310,7 +311,7 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
                 return
             n_columns = n_columns or len(cells)
             if is_tsv:
-                problems.remarks[_QUOTED] += sum(cell[:1] == cell[-1:] == '"' for cell in cells)
+                problems.left_out[_QUOTED] += sum(cell[:1] == cell[-1:] == '"' for cell in cells)
             if _are_rows(current, delimiter, n_columns):
                 fault = f"a quoted cell joins {len(current)} lines that look like rows; remove its quotes"
                 for shift in range(len(current)):
@@ -327,7 +328,7 @@ def _are_rows(current: list[str], delimiter: str, n_columns: int) -> bool:
 
 def _open_quote(row: str, delimiter: str) -> int:
     """Return the index of the line with the first quote that opens a cell and is not closed at the cell's end."""
-    cell = re.compile(rf'(?:^|(?<={delimiter}))"[^"]*(?:""[^"]*)*(?!"(?:[{delimiter}\r\n]|$))')
+    cell = re.compile(rf'(?:^|(?<={delimiter}))"(?>[^"]*(?:""[^"]*)*)(?!"(?:[{delimiter}\r\n]|$))')
     found = cell.search(row)
     return row.count("\n", 0, found.start()) if found else 0
 
@@ -359,11 +360,10 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
         raise DataError(f"{path}: row {number + 1} cannot be read ({reason(error)}); write the file again") from error
 
 
-def _items(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
+def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
     """Yield the items of a JSON array. ``ijson.items`` is not used: its memory grows with the square of the depth."""
     number, depth, item = 0, 0, ObjectBuilder()
-    keys: list[list[str]] = []  # of the open objects
-    twice: BadRecord | None = None
+    keys: list[set[str]] = []  # of the open objects
     try:
         with open_compressed(path) as file:
             if file.peek(3).startswith(codecs.BOM_UTF8):
@@ -376,22 +376,18 @@ def _items(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
                 if depth == 0 or (depth == 1 and event == "start_array"):
                     continue
                 if event == "start_map":
-                    keys.append([])
-                elif event == "map_key":
-                    keys[-1].append(value)
+                    keys.append(set())
                 elif event == "end_map":
-                    names = keys.pop()
-                    if len(set(names)) < len(names):
-                        twice = _twice("key", names)
+                    keys.pop()
+                elif event == "map_key":
+                    if value in keys[-1]:
+                        raise DataError(f"{path}: item {number + 1}: {_twice('key', value)}")
+                    keys[-1].add(value)
                 item.event(event, value)
                 if depth == 1:
                     number += 1
-                    place = f"{path}: item {number}"
-                    if twice is None:
-                        yield place, number, item.value
-                    else:
-                        problems.add(place, twice)
-                    item, twice = ObjectBuilder(), None
+                    yield f"{path}: item {number}", number, item.value
+                    item = ObjectBuilder()
     except (ijson.JSONError, ValueError) as error:  # ValueError: a number of over 4,300 digits
         fault = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
         raise DataError(f"{path}: item {number + 1}: broken JSON ({fault}); fix the file") from error

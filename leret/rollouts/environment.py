@@ -60,7 +60,6 @@ class Environment:
         self.skipped: dict[str, int] = {}
         self.held_out: frozenset[str] = frozenset()
         self.gold: Mapping[str, bool] = {}
-        self._notes: Mapping[str, int] = {}
 
     @classmethod
     def open(cls, run: Run, *, latest: bool = False) -> Environment:
@@ -80,10 +79,9 @@ class Environment:
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
         corpus = self.corpus if self._has_corpus and (check or data.gold == "parent") else None
         loaded = load_tasks(chosen, corpus, None if corpus is None else corpus.parents)
-        if UNSPLIT in loaded.remarks and self._has_corpus:
+        if UNSPLIT in loaded.skipped and self._has_corpus:
             loaded = load_tasks(chosen, self.corpus, self.corpus.parents)
         self.skipped, self.held_out, self.gold = dict(loaded.skipped), loaded.held_out, loaded.gold
-        self._notes = loaded.notes
         return list(loaded)
 
     @cached_property
@@ -145,14 +143,17 @@ class Environment:
         """Return `data_notes`, and a note on ``k`` if the program and the recipe set different values."""
         from leret.programs.load import differing_k
 
-        return self.data_notes() + differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
+        k = self.recipe.retriever.k
+        return self.data_notes() + differing_k(self.replay.program, self.source.arguments, k)
 
     def data_notes(self) -> list[str]:
         """Return notes on skipped and doubtful records of the questions last read and of the corpus."""
-        notes = [f"data: {n:,} {remark}" for remark, n in self._notes.items()]
-        if self._has_corpus:
-            notes += [f"corpus: {n:,} {remark}" for remark, n in self.corpus.notes.items()]
-        return notes
+        sources = {"data": self.skipped, "corpus": self.corpus.skipped}
+        return [
+            f"{source}: {n:,} records skipped or doubtful ({kind})"
+            for source, skipped in sources.items()
+            for kind, n in skipped.items()
+        ]
 
     @cached_property
     def adapter(self) -> dspy.Adapter:

@@ -8,7 +8,7 @@ import pytest
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.columns import guess
-from tests.datasets.writing import array, json_lines, load, load_tasks, settings
+from tests.datasets.writing import QUESTIONS, array, json_lines, load, load_tasks, settings
 
 ROWS = [
     {"Nr": 1, "Frage": "Who wrote?", "Antwort": "Ada", "Beleg": ["7", "8"], "Person": "a poet", "type": 5},
@@ -82,28 +82,76 @@ def test_other_kinds_and_unknown_names_are_refused(tmp_path):
             settings(kind, str(tmp_path), fields=fields)
 
 
-GUESSES = [
-    ("question_id query document_id answer_text", "id=question_id relevant_doc_ids=document_id answer=answer_text"),
-    ("qid questionText goldDocIDs referenceAnswers url",
-     "id=qid question=questionText relevant_doc_ids=goldDocIDs answer=referenceAnswers"),
-    ("Query ID;Query;Relevant Documents", "id=Query ID question=Query relevant_doc_ids=Relevant Documents"),
-    ("id question relevant_doc_ids answer type src", ""),
-    ("prompt response valid paid", "question=prompt answer=response"),
-]  # fmt: skip
+GUESSES = {
+    "question_id query document_id answer_text":
+        {"id": "question_id", "relevant_doc_ids": "document_id", "answer": "answer_text"},
+    "qid questionText goldDocIDs referenceAnswers url":
+        {"id": "qid", "question": "questionText", "relevant_doc_ids": "goldDocIDs", "answer": "referenceAnswers"},
+    "Query ID;Query;Relevant Documents": {"id": "Query ID", "question": "Query", "relevant_doc_ids": "Relevant Documents"},
+    "id question relevant_doc_ids answer type src": {},
+    "prompt response valid paid": {"question": "prompt", "answer": "response"},
+    "ticket no;Customer Query;evidence": {"id": "ticket no", "question": "Customer Query", "relevant_doc_ids": "evidence"},
+    "case_number search_query source": {"id": "case_number", "question": "search_query", "relevant_doc_ids": "source"},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("columns", "expected"), GUESSES)
-def test_columns_of_questions_are_guessed(columns, expected):
+@pytest.mark.parametrize("columns", GUESSES)
+def test_columns_of_questions_are_guessed(columns):
     example = dict.fromkeys(columns.split(";" if ";" in columns else " "), "x")
-    guesses = guess(example, documents=False)
-    assert " ".join(f"{name}={column}" for name, column in guesses.items()) == expected
+    assert guess([("q", False, [example])], {}) == GUESSES[columns]
 
 
-def test_columns_of_documents_are_guessed():
-    example = {"document_id": 1, "heading": "x", "passage_text": "y", "url": "z"}
-    assert guess(example, documents=True) == {"doc_id": "document_id", "title": "heading", "text": "passage_text"}
-    assert guess({"_id": 1, "title": "x", "text": "y", "body": "z"}, documents=True) == {}
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [("document_id heading passage_text url", {"doc_id": "document_id", "title": "heading", "text": "passage_text"}),
+     ("ref headline content", {"doc_id": "ref", "title": "headline", "text": "content"}),
+     ("_id title text body", {})],
+)  # fmt: skip
+def test_columns_of_documents_are_guessed(columns, expected):
+    assert guess([("c", True, [dict.fromkeys(columns.split(), "x")])], {}) == expected
 
 
 def test_a_json_list_of_answers_is_read_as_several():
-    assert guess({"q": "x", "Answers": '["a", "b"]'}, documents=False) == {"question": "q", "answers": "Answers"}
+    example = {"q": "x", "Answers": '["a", "b"]'}
+    assert guess([("q", False, [example])], {}) == {"question": "q", "answers": "Answers"}
+
+
+def test_a_column_with_repeated_values_is_no_id():
+    rows = [{"user no": "7", "query": f"Who {i}?", "gold": "a"} for i in range(2)]
+    assert "id" not in guess([("q", False, rows)], {})
+
+
+def test_missing_columns_of_both_files_are_reported_with_ready_flags():
+    corpus = [{"k": f"P-{i}", "l": "Door", "m": "A long text about doors"} for i in range(3)]
+    asked = [{"a": f"T{i}", "b": "Which door is it?", "c": f"P-{i}|P-0"} for i in range(3)]
+    tables = [("c.csv", True, corpus), ("q.csv", False, asked)]
+    with pytest.raises(DataError) as caught:
+        guess(tables, {})
+    documents, questions, ready = str(caught.value).splitlines()
+    assert ("c.csv: " in documents, "'text'" in documents, "'doc_id'" in documents) == (True, True, True)
+    assert "the fields are 'k', 'l', 'm'" in documents
+    assert ("q.csv: " in questions, "'question'" in questions, "'relevant_doc_ids'" in questions) == (True, True, True)
+    flags = {"text": "m", "doc_id": "k", "relevant_doc_ids": "c", "question": "b"}
+    assert set(ready.split(" --field ")[1:]) == {f"{name}={column}" for name, column in flags.items()}
+    assert guess(tables, flags) == flags
+
+
+def test_unknown_columns_of_flags_are_reported_together_and_quoted():
+    tables = [("c", True, [{"k": "A", "the text": "x"}]), ("q", False, [{"b": "Who is it?", "c": "A"}])]
+    flags = {"doc_id": "nix", "text": "the text", "question": "b", "relevant_doc_ids": "gone", "type": "none"}
+    with pytest.raises(DataError) as caught:
+        guess(tables, flags)
+    documents, questions, ready = str(caught.value).splitlines()
+    assert "data.fields.doc_id: no column 'nix'" in documents
+    assert ("no column 'gone'" in questions, "no column 'none'" in questions) == (True, True)
+    assert ("--field doc_id=k" in ready, "--field text='the text'" in ready, "type=" in ready) == (True, True, False)
+
+
+def test_messages_list_the_columns_of_the_user(tmp_path):
+    path = table(tmp_path / "c.csv", [{"ref": "1", "headline": "x", "content": ""}])
+    with pytest.raises(DataError, match=r"c\.csv:2: .*'content' .*is empty|'text' of document '1' is empty"):
+        load("jsonl", json_lines(tmp_path / "q", QUESTIONS), path, fields={"doc_id": "ref", "text": "content"})
+    path = table(tmp_path / "c.csv", [{"ref": "1", "headline": "x", "content": "y"}])
+    with pytest.raises(DataError) as caught:
+        load("jsonl", json_lines(tmp_path / "q", QUESTIONS), path, fields={"title": "headline", "text": "content"})
+    assert "the fields are 'ref', 'headline', 'content'\n" in str(caught.value)

@@ -51,9 +51,9 @@ def test_fields_are_guessed_for_questions_and_corpus(tmp_path):
     path = json_lines(tmp_path / "q", [{"q": "Who?", "gold": ["A"]}])
     corpus = json_lines(tmp_path / "c", [{"passage_id": "A", "passage": "Ada"}])
     fields = {"question": "q", "relevant_doc_ids": "gold"}
-    assert guess_fields(path, None) == fields
-    assert guess_fields(path, corpus) == {**fields, "doc_id": "passage_id", "text": "passage"}
-    assert guess_fields(json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", DOCUMENTS)) == {}
+    assert guess_fields(path, None, {}) == fields
+    assert guess_fields(path, corpus, {}) == {**fields, "doc_id": "passage_id", "text": "passage"}
+    assert guess_fields(json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", DOCUMENTS), {}) == {}
 
 
 def test_merged_records_are_counted(tmp_path):

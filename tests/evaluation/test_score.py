@@ -60,7 +60,7 @@ def test_a_column_and_a_field_of_an_answer_can_be_named(tmp_path):
         ([{"id": "a", "text": "x"}] * 2, [{"id": "a", "text": "x"}], r"a\.jsonl: id 'a' occurs more than once"),
         ([{"id": "a", "text": "x"}, {"text": "x"}], [{"text": "x"}] * 2, r"a\.jsonl: some records have an id"),
         ([{"text": 5}], [{"text": "x"}], r"a\.jsonl:1: the answer is 5"),
-        ([{"text": "x"}], [{"text": ""}], r"r\.jsonl:1: field 'text'"),
+        ([{"text": "x"}], [{"text": 1.5}], r"r\.jsonl:1: field 'text'"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_fit_are_refused_with_the_place(tmp_path, answers, references, says):

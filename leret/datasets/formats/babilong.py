@@ -108,7 +108,7 @@ def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task:
     if not isinstance(support, list) or not support or not all(type(i) is int and 0 <= i < len(story) for i in support):
         raise wrong("support", support, f"sentence indices in the story, from 0 to {len(story) - 1}")
     if len(story) > (data.facts or min(data.lengths, default=len(story))):
-        raise LeftOut("questions left out, because their stories have more sentences than data.facts")
+        raise LeftOut("story longer than data.facts")
     id, question = text(value, "id"), text(value, "question")
     draw = random.Random(rank_of(id, data.noise_seed, "babilong"))
     n = max(len(story), draw.choice(data.lengths) if data.lengths else 0)

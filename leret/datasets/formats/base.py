@@ -121,7 +121,7 @@ def optional_number(record: Fields, name: str) -> int | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     number = whole_number(value) if isinstance(value, str) else value
-    if not isinstance(number, int) or isinstance(number, bool):
+    if type(number) is not int:
         raise wrong(name, value, "a whole number")
     return number
 
@@ -143,51 +143,48 @@ def split(record: Fields) -> SplitName | None:
     return None if name is None else SPLITS[name]
 
 
-def text_list(record: Fields, name: str) -> tuple[str, ...]:
+def text_list(record: Fields, name: str, *, may_be_blank: bool = False) -> tuple[str, ...]:
     """Return a list of non-blank strings without duplicates; empty if the field is absent, null or blank.
 
-    The field may also be a single string or whole number, or (in a CSV file) a list written as JSON.
+    The field may also be a single string or whole number, or (in a CSV file) a list written as JSON. With
+    ``may_be_blank``, blank and null items are left out; otherwise they are a fault.
     """
-    items = _items(record, name)
-    for item in items:
-        if not isinstance(item, str) or not item.strip():
-            raise wrong(name, item, "a list of non-empty strings")
-    return tuple(dict.fromkeys(items))
-
-
-def answers(record: Fields, *names: str) -> tuple[str, ...]:
-    """Return the reference answers in the fields, without duplicates. A blank or null answer is no reference."""
-    texts = dict[str, None]()
-    for name in names:
-        value = record.get(name)
-        # In `answer`, a text that begins with a bracket is not a list.
-        items = [value] if name == "answer" and isinstance(value, str) else _items(record, name)
-        for item in items:
-            if item is not None and not isinstance(item, str):
-                raise wrong(name, item, "a text or a list of texts")
-            if item and item.strip():
-                texts[item] = None
-    return tuple(texts)
-
-
-def _items(record: Fields, name: str) -> list[Any]:
-    """Return the items of a field that is a list, a list as JSON, or one item. Whole numbers become texts."""
     value = record.get(name)
     if value is None or (isinstance(value, str) and not value.strip()):
-        return []
+        return ()
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
         except (RecursionError, ValueError) as error:
             raise wrong(name, value, 'one value, or a list in JSON, as in ["d7", "d2"]') from error
-    items = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-    return [str(item) if type(item) is int else item for item in items]
+    texts = dict[str, None]()
+    for item in value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]:
+        text = str(item) if type(item) is int else item
+        is_blank = text is None or (isinstance(text, str) and not text.strip())
+        if is_blank and may_be_blank:
+            continue
+        if is_blank or not isinstance(text, str):
+            raise wrong(name, item, "a list of non-empty strings")
+        texts[text] = None
+    return tuple(texts)
+
+
+def answers(record: Fields, *names: str) -> tuple[str, ...]:
+    """Return the reference answers in the fields, without duplicates. A blank or null answer is no reference."""
+    texts: list[str] = []
+    for name in names:
+        value = record.get(name)
+        if name == "answer" and isinstance(value, str):  # never a list, even if it begins with a bracket
+            texts += [value] if value.strip() else []
+        else:
+            texts += text_list(record, name, may_be_blank=True)
+    return tuple(dict.fromkeys(texts))
 
 
 def _refuse_unanswerable(record: Fields) -> None:
     for name, values in _UNANSWERABLE.items():
         if name in record and str(record[name]).strip().lower() in values:
-            raise LeftOut("questions left out, because they are marked as unanswerable")
+            raise LeftOut("marked as unanswerable")
 
 
 def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:

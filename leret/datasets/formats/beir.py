@@ -45,7 +45,7 @@ class BeirReader(Reader):
                 split, grades = judged[id]
                 gold = {doc_id: grade for doc_id, grade in grades.items() if grade > 0}
                 if not gold:
-                    raise LeftOut("queries left out, because no judged document has a score above 0")
+                    raise LeftOut("query without a score above 0")
                 relevance = gold if set(gold.values()) - {1} else {}
                 yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
         for id in judged:
@@ -75,7 +75,7 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
                 width = len(cells)
                 first, grades = judgements.setdefault(query, (split, {}))
                 if first != split:
-                    raise LeftOut("judgements left out, because an earlier split (train, dev, test) has the query")
+                    raise LeftOut("query judged in an earlier split")
                 if grades.setdefault(doc_id, grade) != grade:
                     fault = f"query {query!r} and document {doc_id!r} have two scores, {grades[doc_id]} and {grade}"
                     raise BadRecord("two scores", f"{fault}; remove one")
@@ -110,7 +110,7 @@ def _qrels(folder: Path, problems: Problems) -> dict[Path, SplitName]:
         raise DataError(f"{folder} has no qrels/train.tsv, dev.tsv or test.tsv; {_LAYOUT}")
     for path in folder.glob("qrels/[!.]*"):
         if path not in files:
-            problems.remarks[f"file not read, because it is not train.tsv, dev.tsv or test.tsv: {path.name}"] += 1
+            problems.left_out[f"file qrels/{path.name}, not named after a split"] += 1
     return files
 
 

@@ -47,7 +47,7 @@ def _pairs(folder: Path, problems: Problems) -> Iterator[Record]:
                 problems.add(place, BadRecord("field twice", "the pair has two questions or answers; remove one"))
                 continue
             if not answer:
-                problems.remarks["pairs left out, because they have no answer"] += 1
+                problems.left_out["no answer"] += 1
                 continue
             number += 1
             known = {} if question is None else question.attrib
