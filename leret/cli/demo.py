@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 import textwrap
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -156,18 +155,14 @@ def _write_starter(
 
 def _best_format(recipe: Path) -> FormatTrial | None:
     """Try the formats that fit the recipe's policy; return the best, or None if the trial fails or nothing parses."""
-    from leret.cli.sample import show_trial
-    from leret.sampling.trial import try_formats
+    from leret.cli.sample import run_trial
 
-    console.say("trying formats: up to 30 questions and some hundred completions; skip it with --no-trial")
+    console.say("trying formats: up to 30 questions and 300 completions; --no-trial skips it")
     try:
-        with tempfile.TemporaryDirectory() as cache, shown() as progress:
-            report = try_formats(console.sampling_recipe(recipe), Path(cache), progress=progress)
+        return run_trial(console.sampling_recipe(recipe)).best
     except LeretError as error:
         console.complain(f"formats not tried: {error}; run `leret trial {recipe}` later", "note: ")
         return None
-    show_trial(report)
-    return report.best
 
 
 def _policy_values(
