@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -143,7 +142,7 @@ def _write_starter(
     report = inspect(_recipe({**data, "merge_questions": True}).data)
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
-    if not any(report.gold) and values["road"] == "small" and policy not in POLICIES:
+    if not any(report.gold) and values["road"] == "small" and policy not in bundled.SCOPES:
         values["road"] = "local"  # a small model that follows instructions can answer questions too
     values["answers"] = _only_answers(report, values["road"], policy, data["questions"])
     values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
@@ -157,7 +156,7 @@ def _write_starter(
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
             file.write(_rendered(bundled.ROOT / folder / "init.yaml.j2", values))
-    named = values["road"] in ("local", "served", "small") and values["lm"]["model"] not in POLICIES
+    named = values["road"] in ("local", "served", "small") and values["lm"]["model"] not in bundled.SCOPES
     if trial and named and report.n_documents <= _RAW_DOCUMENTS:
         values["best"] = _best_format(paths[0])
         write_atomically(paths[0], _rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
@@ -166,18 +165,14 @@ def _write_starter(
 
 def _best_format(recipe: Path) -> FormatTrial | None:
     """Try the formats that fit the recipe's policy; return the best, or None if the trial fails or nothing parses."""
-    from leret.cli.sample import show_trial
-    from leret.sampling.trial import try_formats
+    from leret.cli.sample import run_trial
 
-    console.say("trying formats: up to 30 questions and some hundred completions; skip it with --no-trial")
+    console.say("trying formats: up to 30 questions and 300 completions; --no-trial skips it")
     try:
-        with tempfile.TemporaryDirectory() as cache, shown() as progress:
-            report = try_formats(console.sampling_recipe(recipe), Path(cache), progress=progress)
+        return run_trial(console.sampling_recipe(recipe)).best
     except LeretError as error:
         console.complain(f"formats not tried: {error}; run `leret trial {recipe}` later", "note: ")
         return None
-    show_trial(report)
-    return report.best
 
 
 def _free_run(out: Path) -> Path:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,6 +17,7 @@ from leret.core.errors import ConfigError, RunError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
+    from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
     from leret.sampling.trial import TrialReport
 
@@ -77,45 +79,31 @@ def trial(
     as_json: AsJson = False,
 ) -> None:
     """Try the formats that fit a policy on a few questions, and name the one with the highest reward."""
-    import tempfile
-
-    from leret.sampling.trial import try_formats
-
-    settings = console.sampling_recipe(recipe, overrides or [])
-    with tempfile.TemporaryDirectory() as cache, shown() as progress:
-        report = try_formats(settings, Path(cache), progress=progress, n_questions=questions)
-    show_trial(report)
+    report = run_trial(console.sampling_recipe(recipe, overrides or []), questions)
     if report.best is not None:
-        console.done(f"use: {report.best.flags}")
+        console.done(f"use: {report.best.flags} --set policy.max_tokens={report.best.max_tokens}")
 
 
-def show_trial(report: TrialReport) -> None:
-    """Print a trial: a row per format, best first."""
-    columns = [
-        "format",
-        "parsed",
-        "cut",
-        report.reward,
-        "parsed, T=1",
-        "cut, T=1",
-        f"{report.reward}, T=1",
-        "max_tokens",
-    ]
+def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
+    """Try formats, and print a row per format, best first."""
+    from leret.sampling.trial import TEMPERATURES, try_formats
+
+    with TemporaryDirectory() as cache, shown() as progress:
+        report = try_formats(recipe, Path(cache), progress=progress, n_questions=n_questions)
     rows = []
     for tried in report.formats:
-        cells = [tried.format.name]
-        for temperature in (0.0, 1.0):
-            measured = tried.parsed(temperature), tried.cut(temperature), tried.reward(temperature)
-            cells += [f"{value:.2f}" if temperature in tried.samples else "-" for value in measured]
-        rows.append([*cells, str(tried.max_tokens or "-")])
-    console.table(columns, rows, f"{report.n_completions} completions, up to {report.n_questions} questions", report)
-    for tried in report.formats:
+        figures = [f"{value:.2f}" for temperature in TEMPERATURES for value in tried.measured(temperature)]
+        rows.append([tried.name, *figures, str(tried.max_tokens), str(len(tried.searches.get(0.0, ())))])
         if tried.fault:
-            console.complain(f"{tried.format.name}: {tried.fault}", "note: ")
+            console.complain(f"{tried.name}: {tried.fault}", "note: ")
+    at_0 = ["parsed", "cut", report.reward]
+    columns = ["format", *at_0, *(f"{name}, T=1" for name in at_0), "max_tokens", "questions"]
+    console.table(columns, rows, values=report)
     if report.best is None:
         console.complain("no completion parses in any format; choose another model", "warning: ")
     elif not report.best.works:
         console.complain("no format parses and ends at nearly all questions; the best is used", "warning: ")
+    return report
 
 
 def pairs(

@@ -103,7 +103,9 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
                 missing[field] = _MISSING[field]
         if missing:
             names = ", ".join(map(repr, cells))
-            faults.append(f"{source}: {'; '.join(missing.values())}; the {'columns' if flags else 'fields'} are {names}")
+            faults.append(
+                f"{source}: {'; '.join(missing.values())}; the {'columns' if flags else 'fields'} are {names}"
+            )
         for field in missing:
             columns.pop(field, None)
             if field in _MISSING:

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.core.dspy_internals import AdapterParseError, lm15
 from leret.core.types import Choice, Ranking, json_encoder, merge
-from leret.programs.prefill import stop_strings
+from leret.programs.prefill import AnswerAdapter
 from leret.programs.search import SearchCall
 from leret.retrieval.base import Retriever
 
@@ -100,7 +100,8 @@ class NeedsCompletion:
     @property
     def stop(self) -> tuple[str, ...]:
         """Strings that end the completion."""
-        return stop_strings(self.call.adapter, self.call.signature)
+        adapter = self.call.adapter
+        return adapter.stop(self.call.signature) if isinstance(adapter, AnswerAdapter) else ()
 
 
 @dataclass(frozen=True, slots=True)

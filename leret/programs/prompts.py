@@ -23,7 +23,7 @@ from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.adapters import CompactAdapter
 from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
-from leret.programs.prefill import PrefilledChatAdapter, answer_after_beginning, prefill_messages
+from leret.programs.prefill import AnswerAdapter, PrefilledChatAdapter, prefill_messages
 from leret.programs.replay import Replay, Stop
 
 _PROOFS = 3  # messages per prompt, and completions per predictor, that are processed both ways and compared
@@ -170,7 +170,10 @@ class Formatter:
         return Step(need.call, [dict(outputs)])
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
-        return answer_after_beginning(self.adapter, self._predictors[predictor].signature, outputs)
+        signature = self._predictors[predictor].signature
+        if isinstance(self.adapter, AnswerAdapter):
+            return self.adapter.after_beginning(signature, dict(outputs))
+        return str(self.adapter.format_assistant_message_content(signature, dict(outputs)))
 
     def _instructed(self, signature: type[dspy.Signature], name: str, prompt: Prompt) -> type[dspy.Signature]:
         text = prompt.instructions.get(name)

@@ -59,7 +59,7 @@ from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.merge import merge_shards
 from leret.sampling.store.store import Store
-from leret.sampling.trial import refuse_format
+from leret.sampling.trial import refuse_format, runner_with
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
 """Function that samples tasks into R/shards in other processes: (recipe, run, policy digest, tasks, progress)."""
@@ -296,7 +296,7 @@ async def sample_session(
                 token_ids=settings.token_ids,
             )  # fmt: skip
             if run.manifest.bank is None and settings.max_unparsed_rate < 1:
-                await refuse_format(plan, environment.adapter, tasks, partial(_runner_with, environment, search))
+                await refuse_format(plan, environment.adapter, tasks, partial(runner_with, environment, search))
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             plan = replace(plan, prompts=tuple(prompts))
             plan = await with_credit(plan, environment.runner(search), tasks, run)
@@ -318,12 +318,6 @@ async def sample_session(
         progress.finish()
         search.close()
         await policy.aclose()
-
-
-def _runner_with(environment: Environment, search: SearchBatcher, adapter: dspy.Adapter) -> ProgramRunner:
-    if adapter is environment.adapter:
-        return environment.runner(search)
-    return ProgramRunner.over(environment.program(), adapter, search, read=environment.replay.read)
 
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:

@@ -36,7 +36,9 @@ def csv_table(path, rows):
 def tsv_table(path, rows):
     lines = ["\t".join(rows[0])]
     for row in rows:
-        lines.append("\t".join("" if v is None else json.dumps(v) if isinstance(v, list) else str(v) for v in row.values()))
+        lines.append(
+            "\t".join("" if v is None else json.dumps(v) if isinstance(v, list) else str(v) for v in row.values())
+        )
     path.with_suffix(".tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(path.with_suffix(".tsv"))
 

@@ -7,7 +7,7 @@ import pytest
 from leret.core.errors import PolicyError
 from leret.policies.base import Completion
 from leret.sampling import trial
-from leret.sampling.trial import TEMPERATURES, FormatTrial, formats_of, try_formats
+from leret.sampling.trial import TEMPERATURES, FirstSearch, FormatTrial, try_formats
 from tests.first_steps import succeeds
 from tests.sampling.fakes import FakePolicy, made, policy_is, recipe_of, write_data
 
@@ -42,14 +42,14 @@ def cache(tmp_path, monkeypatch):
 def test_the_format_with_the_highest_reward_is_the_best(cache, beginning, name):
     with policy_is(Follower(beginning)):
         report = try_formats(recipe_of(), cache)
-    assert report.best.format.name == name
-    assert report.best.n_questions == 30
-    assert [report.best.parsed(t) for t in TEMPERATURES] == [1.0, 1.0]
+    assert report.best.name == name
+    assert len(report.best.searches[0.0]) == 30
+    assert [report.best.measured(t).parsed for t in TEMPERATURES] == [1.0, 1.0]
     assert report.best.max_tokens == 32
-    by_name = {tried.format.name: tried for tried in report.formats}
-    assert (by_name["chat"].parsed(0.0), set(by_name["chat"].samples)) == (0.0, {0.0})
-    assert report.best.mean_reward > by_name["compact"].mean_reward
-    assert by_name["compact"].cut(0.0) == 1.0
+    by_name = {tried.name: tried for tried in report.formats}
+    assert (by_name["chat"].measured(0.0).parsed, set(by_name["chat"].searches)) == (0.0, {0.0})
+    assert report.best.measured(0.0).reward > by_name["compact"].measured(0.0).reward
+    assert by_name["compact"].measured(0.0).cut == 1.0
 
 
 def test_a_model_that_parses_nothing_has_no_best_format(cache):
@@ -57,26 +57,18 @@ def test_a_model_that_parses_nothing_has_no_best_format(cache):
     with policy_is(policy):
         report = try_formats(recipe_of(), cache)
     assert report.best is None
-    assert report.n_completions == 6 * trial.N_FIRST
-
-
-def test_a_schema_is_tried_on_a_server_only(cache):
-    server = {"kind": "openai", "urls": ["http://127.0.0.1:1/v1"]}
-    for policy, n_schemas in (({}, 0), (server, 1)):
-        environment = trial.Environment(recipe_of(policy=policy), cache)
-        bodies = [each.extra_body for each in formats_of(environment) if each.extra_body]
-        assert len(bodies) == n_schemas
-    schema = bodies[0]["response_format"]["json_schema"]["schema"]
-    assert (list(schema["properties"]), schema["required"]) == (["query"], ["query"])
+    assert [len(tried.samples(0.0)) for tried in report.formats] == [trial.N_FIRST] * 6
+    assert not any(tried.samples(1.0) for tried in report.formats)
 
 
 def test_max_tokens_cuts_at_most_one_completion_of_twenty():
-    tried = FormatTrial(trial._OFFERS[0])
+    tried = FormatTrial("json", {"kind": "json"})
     for temperature in TEMPERATURES:
         lengths = [10] * 18 + [40, 128]
-        tried.samples[temperature] = [made(str(i), 1.0, n_completion_tokens=n) for i, n in enumerate(lengths)]
+        samples = [made(str(i), 1.0, n_completion_tokens=n) for i, n in enumerate(lengths)]
+        tried.searches[temperature] = [FirstSearch([sample], 1.0) for sample in samples]
     tried.limit_tokens(128)
-    assert (tried.max_tokens, tried.cut(0.0), tried.works) == (48, 0.05, True)
+    assert (tried.max_tokens, tried.measured(0.0).cut, tried.works) == (48, 0.05, True)
 
 
 def test_the_refusal_names_a_format_that_parses(cache):
@@ -88,7 +80,7 @@ def test_the_refusal_names_a_format_that_parses(cache):
     with policy_is(policy), pytest.raises(PolicyError, match="8 of 8") as raised:
         asyncio.run(refused(recipe, cache, policy))
     assert "--set program.adapter.kind=compact" in str(raised.value)
-    assert "leret.CompactAdapter(instructions=True, prefill=True)" in str(raised.value)
+    assert "(leret.CompactAdapter)" in str(raised.value)
     assert len(policy.requests) <= 20
 
 

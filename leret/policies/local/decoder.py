@@ -284,17 +284,15 @@ class Decoder:
 
     def _tokens_with(self, character: str) -> Tensor:
         """Return which tokens may complete a stop string with this last character, (n_vocabulary,) bool."""
-        known = self._stop_tokens.get(character)
-        if known is None:
+        if character not in self._stop_tokens:
             assert self.to_text is not None
             n_tokens = self.model.get_output_embeddings().weight.shape[0]
-            if character.isascii() and (character.isprintable() or character == "\n") and character != " ":
-                contains = [character in self.to_text([token]) for token in range(n_tokens)]
-            else:
-                contains = [True] * n_tokens  # a part of the character, or a space that decoding strips
-            known = torch.tensor(contains, device=self.device)
-            self._stop_tokens[character] = known
-        return known
+            contains = torch.ones(n_tokens, dtype=torch.bool, device=self.device)
+            if character == "\n" or "!" <= character <= "~":  # decoding strips spaces; tokens split other characters
+                for token in range(n_tokens):
+                    contains[token] = character in self.to_text([token])
+            self._stop_tokens[character] = contains
+        return self._stop_tokens[character]
 
 
 def _collect(ids: Tensor, logprobs: Tensor, lengths: Tensor, ended: Tensor) -> list[Generated]:

@@ -50,4 +50,7 @@ def test_broken_qrels_and_unknown_queries_are_problems(folder):
     with pytest.raises(DataError, match=r"(?s)2 bad records.*test\.tsv:1: 'q2 d2 1'.*'q9' in qrels/ is not in queries"):
         load("beir", str(folder))
     assert load("beir", str(folder), skip_invalid=True).tasks.skipped == {
-        "broken qrels": 1, "no such query": 1, "query without a score above 0": 1}
+        "broken qrels": 1,
+        "no such query": 1,
+        "query without a score above 0": 1,
+    }
