@@ -31,8 +31,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
-from leret.config.spelling import nearest
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.programs.prompts import ZERO_SHOT, Prompt

@@ -46,13 +46,16 @@ def test_compile_ends_after_a_valset_on_which_nothing_parses(algorithms, monkeyp
     n_calls = []
     cut = Completion("", "length", 1, 0)
     monkeypatch.setattr(Words, "_one", lambda self, request, seed: n_calls.append(seed) or cut)
-    with pytest.raises(PolicyError, match="all 6 examples failed to parse.*CompactAdapter.*max_tokens"):
+    with pytest.raises(PolicyError, match=r"all 6 examples failed to parse.*CompactAdapter.*max_tokens"):
         leret_of(algorithms=algorithms).compile(student_of(), trainset=TRAIN, valset=VAL)
     assert len(n_calls) <= len(VAL)
 
 
-def test_dspy_warns_once_about_truncated_responses():
+def test_dspy_warns_once_about_truncated_responses(monkeypatch):
     log = logging.getLogger("dspy.clients.lm")
+    monkeypatch.setattr(log, "level", logging.WARNING)
+    monkeypatch.setattr(log, "disabled", False)
+    log.manager._clear_cache()
     records = []
     handler = logging.Handler()
     handler.emit = records.append
