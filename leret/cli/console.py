@@ -181,7 +181,7 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
 
 
 def _misspelled_arguments(program: ProgramSettings) -> Iterator[tuple[tuple[str, ...], str]]:
-    from leret.config.spelling import closest
+    from leret.config.messages import closest
     from leret.core.classes import constructor_arguments
 
     file, _, name = program.path.rpartition(":")

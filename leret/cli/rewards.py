@@ -46,10 +46,7 @@ def check_rewards(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a reward is highest for a perfect outcome and lower for a wrong outcome.
-
-    Without a name, built-in rewards that need a package that is not installed are skipped.
-    """
+    """Check that a reward is highest for a perfect outcome and lower for a wrong outcome."""
     from leret.rewards import REWARDS, Scoring, scoring
     from leret.rewards.proof import UNPROVEN, prove
 

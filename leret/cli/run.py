@@ -14,7 +14,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
-from leret.core.bundled import ROOT
+from leret.core.bundled import ROOT, names
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
@@ -194,10 +194,7 @@ def run(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Sample, train and evaluate, in one or more rounds.
-
-    A sampling recipe alone is run with the training and evaluation recipes of the same name, if there are any.
-    """
+    """Sample, train and evaluate, in one or more rounds. One sampling recipe takes the other recipes of its name."""
     from leret.config.load import load_all
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
@@ -221,7 +218,14 @@ def run(
         elif report is not None:
             console.facts(report)
     if all(isinstance(recipe, SamplingRecipe) for recipe in loaded):
-        console.complain(_only_sampled(recipes[0], path), label="note: ")
+        _say_only_sampled(recipes[0], path)
+
+
+def _say_only_sampled(recipe: str, path: Path) -> None:
+    named = " ".join(name for name in names() if name.startswith(f"training/{Path(recipe).stem}"))
+    advice = f"next: `leret train RECIPE --run {path}` ({named or 'see `leret recipes list`'})"
+    note = f"only sampled, because no training recipe was named; {advice}, then `leret eval RECIPE --run {path}`"
+    console.complain(note, label="note: ")
 
 
 def _with_same_name(recipes: list[str]) -> list[str]:
@@ -238,15 +242,3 @@ def _with_same_name(recipes: list[str]) -> list[str]:
     if file.parent.name != "sampling" or not training.is_file() or _STAGE.search(file.read_text(encoding="utf-8")):
         return recipes
     return [recipes[0], str(training), *([str(evaluation)] if evaluation.is_file() else [])]
-
-
-def _only_sampled(recipe: str, path: Path) -> str:
-    """Return a note that names the commands for training and evaluation."""
-    name = Path(recipe).stem
-    trainings = [file.stem for file in (ROOT / "training").glob(f"{name}*.yaml")]
-    training = min(trainings, key=lambda stem: ("sft" not in stem, stem), default="TRAINING_RECIPE")
-    evaluation = name if (ROOT / "eval" / f"{name}.yaml").is_file() else "EVAL_RECIPE"
-    return (
-        f"only sampled, because no training recipe was named and there is none called {name}; next: "
-        f"`leret train {training} --run {path}`, then `leret eval {evaluation} --run {path}`"
-    )

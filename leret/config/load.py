@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from leret.config.base import RecipePath, models_in, with_paths
 from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
-from leret.config.messages import describe, key_of, problems_of, sections
+from leret.config.messages import corrected, describe, key_of, nearest, problems_of, sections
 from leret.config.sampling import SamplingRecipe
-from leret.config.spelling import closest, corrected, nearest
 from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError, RunError
@@ -110,7 +109,9 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
         for stage, placed in parts:
             try:
                 if stage is None:
-                    raise ConfigError(_without_stage(file, placed))
+                    keys = ", ".join(sorted(placed.value)) or "none"
+                    advice = "add `data` to sample, `algorithm` to train, or `systems` or `measures` to evaluate"
+                    raise ConfigError(f"{file}: the keys of this recipe ({keys}) do not identify its stage; {advice}")
                 plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
                 fitting = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
                 matched |= set(fitting)
@@ -118,35 +119,13 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
             except ConfigError as error:
                 problems += error.problems
     unmatched = [override for override in overrides if override not in matched] if recipes or matched else []
-    problems += [_unmatched(override) for override in unmatched]
+    known = {key for stage in _FOLDERS for key in _keys((stage, *models_in(stage)))}
+    for override in unmatched:
+        first = override.removeprefix("train.").removeprefix("eval.").partition("=")[0].partition(".")[0].strip()
+        problems.append(f"--set {override}: no recipe has key {first!r}{nearest(first, known - {first})}; fix it")
     if problems:
         raise ConfigError(problems)
     return recipes
-
-
-def _without_stage(file: Path, placed: Placed) -> list[str]:
-    """Return messages about a recipe that could be for any stage: its misspelled keys, or else what to add."""
-    known = {key for stage in _FOLDERS for key in _keys((stage, *models_in(stage)))}
-    misspelled = {key: near for key in placed.value if key not in known and (near := nearest(key, known))}
-    if misspelled:
-        return [f"{placed.at((key,))}{key}: unknown key{near}" for key, near in misspelled.items()]
-    keys = ", ".join(sorted(placed.value)) or "none"
-    advice = "add `data` to sample, `algorithm` to train, or `systems` or `measures` to evaluate"
-    return [f"{file}: the keys of this recipe ({keys}) do not identify its stage; {advice}"]
-
-
-def _unmatched(override: str) -> str:
-    """Return a message about an override with a key that no recipe has."""
-    path = override.partition("=")[0].strip()
-    stages = {prefix.rstrip("."): stage for stage, prefix in _SECTIONS.items()}
-    section, _, rest = path.partition(".")
-    first = rest.partition(".")[0] if section in stages else section
-    searched = [stages[section]] if section in stages else list(_FOLDERS)
-    near = closest(first, {key for stage in searched for key in _keys((stage, *models_in(stage)))})
-    if near is None or near == first:
-        return f"--set {override}: no recipe has key {section!r}; fix it"
-    prefix = f"{section}." if section in stages else ""
-    return f"--set {override}: unknown key; did you mean {prefix}{near}?"
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
@@ -224,10 +203,10 @@ def _checked(
     problems += invalid
     if recipe is not None:
         recipe, missing = _with_absolute_paths(recipe, placed, folder, optional)
-        unknown: list[Clash] = _unsuppressed(check(recipe) if check else (), faulty, optional)
-        faulty |= {_parts_of(name) for names, _ in unknown for name in names}
-        clashes: list[Clash] = _unsuppressed(_clashes(recipe), faulty, optional)
-        problems += [_placed_message(placed, names[0], message) for names, message in [*clashes, *unknown]]
+        unknown: list[Clash] = list(check(recipe)) if check else []
+        checked = {tuple(name.split(".")) for names, _ in unknown for name in names}
+        problems += _messages(_clashes(recipe), placed, faulty | checked, optional)
+        problems += _messages(unknown, placed, faulty, optional)
         problems += missing
     if problems or recipe is None:
         raise ConfigError(problems)
@@ -289,22 +268,14 @@ def _validate(placed: Placed, model: type[R]) -> tuple[R | None, list[str], set[
     return None, problems, faulty
 
 
-def _unsuppressed(clashes: Iterable[Clash], faulty: Collection[Key], optional: Collection[str]) -> list[Clash]:
-    """Return the clashes of which no key is faulty and the first is not optional."""
-
-    def is_faulty(name: str) -> bool:
-        key = _parts_of(name)
-        return any(key[: len(bad)] == bad for bad in faulty)
-
-    return [clash for clash in clashes if clash[0][0] not in optional and not any(map(is_faulty, clash[0]))]
-
-
-def _parts_of(name: str) -> Key:
-    return tuple(name.split("."))
-
-
-def _placed_message(placed: Placed, name: str, message: str) -> str:
-    return f"{placed.label(_parts_of(name))}: {message}"
+def _messages(
+    clashes: Iterable[Clash], placed: Placed, faulty: Collection[Key], optional: Collection[str]
+) -> Iterator[str]:
+    """Yield messages about the clashes of which no key is faulty and the first is not optional."""
+    for names, message in clashes:
+        parts = [tuple(name.split(".")) for name in names]
+        if names[0] not in optional and not any(part[: len(bad)] == bad for part in parts for bad in faulty):
+            yield f"{placed.label(parts[0])}: {message}"
 
 
 def _clashes(recipe: Recipe) -> Iterator[Clash]:

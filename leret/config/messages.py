@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import deepcopy
+from difflib import get_close_matches
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from leret.config.base import models_in
-from leret.config.spelling import closest, corrected, field_of, fields_of, of_kind, tag_of, unknown_name, values_of
 from leret.core.yaml import Key, Placed, dotted
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "tuple": "a list",
           "dict": "a mapping", "list": "a list"}  # fmt: skip
+_TAGS = ("kind", "algorithm")  # keys that select the kind of a section
 _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than": lambda c: f"greater than {c['gt']}",
     "greater_than_equal": lambda c: f"at least {c['ge']}",
@@ -38,7 +40,7 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
     was_kind = False
     for n, part in enumerate(location):
         is_last = n == len(location) - 1
-        if not (was_kind or is_last) and isinstance(value, Mapping) and part in _tags(value):
+        if not (was_kind or is_last) and isinstance(value, Mapping) and part in map(value.get, _TAGS):
             was_kind = True  # pydantic's own part, which can also be a key of the section (kind: features)
             continue
         was_kind = False
@@ -53,10 +55,6 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
     return tuple(key)
 
 
-def _tags(value: Mapping[str, Any]) -> list[Any]:
-    return [value.get("kind"), value.get("algorithm")]
-
-
 def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: Any) -> str:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
@@ -66,7 +64,8 @@ def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: 
     if kind in {"literal_error", "union_tag_invalid"}:
         value = context.get("tag", value)
         allowed = re.findall(r"'([^']*)'|\b(\d+)\b", context.get("expected_tags") or context["expected"])
-        return unknown_name(value, [word or number for word, number in allowed])
+        names = [word or number for word, number in allowed]
+        return f"{value!r} is not one of {', '.join(names)}{nearest(str(value), names)}"
     if kind in _BOUNDS:
         return f"must be {_BOUNDS[kind](context)}, got {value!r}"
     if kind in {"model_type", "model_attributes_type"}:
@@ -77,30 +76,115 @@ def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: 
     return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, got {value!r}"
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return ``; did you mean recall?``, or an empty string if no name is similar."""
+    near = closest(name, names)
+    return f"; did you mean {near}?" if near else ""
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most similar to ``name``, without regard to case, or None if none is similar.
+
+    >>> closest("MAP", ["recall", "ap"])
+    'ap'
+    """
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    lower = name.lower()
+    for candidate, original in by_lower.items():  # k2 is a misspelled k1, not a misspelled k
+        if lower[-1:].isdigit() and candidate[-1:].isdigit() and candidate[:-1] == lower[:-1]:
+            return original
+    near = get_close_matches(lower, by_lower, 1)
+    return by_lower[near[0]] if near else None
+
+
+def corrected(placed: Placed, model: type[BaseModel], more: Collection[str] = ()) -> tuple[Placed, list[str]]:
+    """Return a recipe with misspelled keys and kinds corrected, and a message for each, so that a typo is one problem.
+
+    ``more`` are top-level keys besides those of ``model``. A key that resembles no other key stays unchanged.
+    """
+    problems: list[str] = []
+    while True:
+        try:
+            model.model_validate(placed.value)
+            return placed, problems
+        except ValidationError as error:
+            typos = [_typo(detail, model, placed, more) for detail in error.errors()]
+        found = [typo for typo in typos if typo is not None]
+        kinds = [typo for typo in found if typo[1] in _TAGS]  # the kind decides which keys are known
+        if not found:
+            return placed, problems
+        for key, right, value, message in kinds or found:
+            problems.append(f"{placed.at(key)}{dotted(key)}: {message}")
+            placed = _replaced(placed, key, right, value, more)
+
+
+def _typo(
+    detail: Mapping[str, Any], model: type[BaseModel], placed: Placed, more: Collection[str]
+) -> tuple[Key, str, Any, str] | None:
+    """Return a misspelled key, the right name, the right value and a message; None for an error of another kind."""
+    key = key_of(detail, placed.value)
+    section, name = key[:-1], str(key[-1]) if key else ""
+    written = _at(placed.value, section)
+    if detail["type"] == "union_tag_invalid":
+        message = _fault(detail, key, model, placed.value)
+        near = closest(str(written[name]), re.findall(r"'([^']*)'", detail["ctx"]["expected_tags"]))
+        return None if near is None else (key, name, near, message)
+    if detail["type"] == "union_tag_not_found":
+        wrong = closest(name, written)
+        right: str | None = name
+    elif detail["type"] == "extra_forbidden" and not _kinds_with(name, section, model, placed.value):
+        wrong = name
+        right = closest(name, [*_fields(sections(model, section, placed.value)), *(() if section else more)])
+    else:
+        return None
+    if wrong is None or right is None:
+        return None
+    return (*section, wrong), right, written[wrong], f"unknown key; did you mean {dotted((*section, right))}?"
+
+
+def _replaced(placed: Placed, key: Key, right: str, item: Any, more: Collection[str]) -> Placed:
+    """Return a recipe with another name and value for a key. If it has the right key too, sections are joined."""
+    value = deepcopy(placed.value)
+    section = _at(value, key[:-1])
+    del section[key[-1]]
+    if isinstance(item, dict) and isinstance(section.get(right), dict):
+        section[right] = item | section[right]
+    elif right not in more:
+        section.setdefault(right, item)
+    renamed = {(*key[:-1], right, *k[len(key) :]): at for k, at in placed.places.items() if k[: len(key)] == key}
+    return Placed(value, renamed | placed.places, placed.problems)
+
+
+def _at(value: Any, key: Key) -> Any:
+    for part in key:
+        value = value[part]
+    return value
+
+
 def problems_of(error: ValidationError, model: type[BaseModel], placed: Placed) -> list[str]:
     """List the problems of a value that failed validation; a misspelled key is one problem."""
-    spelled, problems = corrected(placed, model)
+    placed, problems = corrected(placed, model)
     try:
-        model.model_validate(spelled.value)
+        model.model_validate(placed.value)
     except ValidationError as remaining:
-        problems += [describe(detail, model, spelled) for detail in remaining.errors()]
-    return problems or [describe(detail, model, placed) for detail in error.errors()]
+        problems += [describe(detail, model, placed) for detail in remaining.errors()]
+    return problems
 
 
 def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     section, name = key[:-1], str(key[-1])
-    known = fields_of(sections(model, section, recipe))
-    owners = [owner for owner in sections(model, section, recipe, any_kind=True) if name in owner.model_fields]
-    kinds = [owner.model_fields[tag_of(owner)].default for owner in owners if tag_of(owner) in owner.model_fields]
-    if kinds:
+    if kinds := _kinds_with(name, section, model, recipe):
         return f"unknown key for this kind (known for {', '.join(kinds)}); remove it"
-    near = closest(name, known)
-    if near is not None:
-        return f"unknown key; did you mean {dotted((*section, near))}?"
     elsewhere = [path for path in _all_keys(model) if path[-1] == name]
     if elsewhere:
         return f"unknown key in this section; did you mean {dotted(elsewhere[0])}?"
-    return f"unknown key; available: {', '.join(known)}"
+    return f"unknown key; available: {', '.join(_fields(sections(model, section, recipe)))}"
+
+
+def _kinds_with(name: str, section: Key, model: type[BaseModel], recipe: Any) -> list[str]:
+    """Return the kinds of a section that have a key."""
+    owners = [owner for owner in sections(model, section, recipe, any_kind=True) if name in owner.model_fields]
+    return [owner.model_fields[_tag(owner)].default for owner in owners if _tag(owner) in owner.model_fields]
 
 
 def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
@@ -110,12 +194,41 @@ def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> lis
         if isinstance(part, int):  # `models_in` looks into lists
             value = value[part]
             continue
-        inner = values_of(annotation)
-        models = of_kind(list(models_in(annotation)), value)
-        annotation = field_of(models, part) if inner is None else inner
+        fields = [
+            one.model_fields[part] for one in _of_kind(list(models_in(annotation)), value) if part in one.model_fields
+        ]
+        annotation = _values_of(annotation) or next((field.annotation for field in fields), None)
         value = value.get(part) if isinstance(value, Mapping) else None
     models = list(models_in(annotation))
-    return models if any_kind else of_kind(models, value)
+    return models if any_kind else _of_kind(models, value)
+
+
+def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]:
+    """Return the settings classes for the kind of a section, or all if none is for this kind."""
+    if not models or not isinstance(value, Mapping):
+        return models
+    kind = value.get(_tag(models[0]), getattr(models[0], "default_kind", None))
+    return [model for model in models if kind in _kinds(model)] or [m for m in models if not _kinds(m)] or models
+
+
+def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
+    field = model.model_fields.get(_tag(model))
+    return get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+
+
+def _tag(model: type[BaseModel]) -> str:
+    return getattr(model, "tag", "kind")
+
+
+def _fields(models: Iterable[type[BaseModel]]) -> list[str]:
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _values_of(annotation: Any) -> Any:
+    """Return the type of a mapping's values (``X`` for ``dict[str, X] | None``), or None for other types."""
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    return next((inner for part in get_args(annotation) if (inner := _values_of(part)) is not None), None)
 
 
 def _all_keys(model: Any, around: Key = ()) -> list[Key]:

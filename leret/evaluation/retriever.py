@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.config.spelling import closest
+from leret.config.messages import closest
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress

@@ -35,8 +35,8 @@ from typing import Any, Literal
 
 from leret.config.base import secrets_in
 from leret.config.load import sampling_recipe_of
+from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
-from leret.config.spelling import nearest
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.programs.prompts import ZERO_SHOT, Prompt

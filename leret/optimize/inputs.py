@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from leret.core.aio import submit
 from leret.core.dspy_internals import CLIENT_KEYS, complete_messages
 from leret.core.errors import ConfigError, DataError, LeretError, PolicyError, ProgramError, reason
 from leret.core.types import Outcome, Task, digest
-from leret.optimize.provider import LM, Provider, served_name
+from leret.optimize.provider import LM, Provider
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import PolicyEngine, policy_of
@@ -220,36 +220,31 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
             "dspy.Predict on the program, as an attribute or in a list or dict"
         )
     if not lms:
-        raise PolicyError(_without_weights([predictor.lm for predictor in program.predictors()]))
+        untrained = {str(predictor.lm.model): predictor.lm for predictor in program.predictors()}
+        raise PolicyError(
+            f"none of the student's LMs can be trained ({', '.join(sorted(untrained))}), because their weights are "
+            f"unknown; use {_with_weights_of(*untrained.values())}, or set finetuning_model of the dspy.LM"
+        )
     for lm in set(lms.values()):
         if n_samples > 1 and lm.kwargs.get("temperature") == 0:
             raise ConfigError(f"{lm.model} has temperature 0: all samples are identical; use leret.LM(temperature=1.0)")
         try:
             find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:
-            name, url = lm.model.removeprefix("leret/"), server_of(lm)
-            remedy = "pass leret.LM(DIRECTORY)"
-            if url is not None:
-                remedy = f"pass leret.LM({name!r}, api_base={url!r}, weights=DIRECTORY_OR_HUB_NAME)"
             raise PolicyError(
-                f"{lm.model} has no local weights to train ({error}); {remedy}, or give the predictors that use it a "
-                "different LM"
+                f"{lm.model} has no local weights to train ({error}); use {_with_weights_of(lm)}, or give the "
+                "predictors that use it a different LM"
             ) from error
     return lms
 
 
-def _without_weights(lms: Sequence[dspy.BaseLM]) -> str:
-    """Return a message about a student without an LM to train, with the line to write."""
-    models = sorted({str(lm.model) for lm in lms})
-    written = "leret.LM(DIRECTORY_OR_HUB_NAME)"
-    url = next((url for lm in lms if (url := server_of(lm)) is not None), None)
-    if url is not None:
-        name = served_name(models[0].removeprefix("openai/"))
-        written = f"leret.LM({name!r}, api_base={url!r}, weights=DIRECTORY_OR_HUB_NAME)"
-    return (
-        f"none of the student's LMs can be trained ({', '.join(models)}), because their weights are unknown; use "
-        f"{written}, or set finetuning_model=DIRECTORY_OR_HUB_NAME of the dspy.LM"
-    )
+def _with_weights_of(*lms: dspy.BaseLM) -> str:
+    """Return the code for an LM with weights, on the server of one of the LMs if there is one."""
+    for lm in lms:
+        if (url := server_of(lm)) is not None:
+            name = str(lm.model).removeprefix("leret/").removeprefix("openai/")
+            return f"leret.LM({name!r}, api_base={url!r}, weights=DIRECTORY_OR_HUB_NAME)"
+    return "leret.LM(DIRECTORY_OR_HUB_NAME)"
 
 
 def server_of(lm: dspy.BaseLM) -> str | None:
@@ -271,37 +266,15 @@ def with_weights(program: dspy.Module) -> dict[dspy.BaseLM, dspy.BaseLM]:
     replaced: dict[dspy.BaseLM, LM] = {}
     for predictor in program.predictors():
         lm = predictor.lm
-        if lm not in replaced and _is_served_student(lm):
-            replaced[lm] = _trainable(lm)
-        predictor.lm = replaced.get(lm, lm)
+        if type(lm) is dspy.LM and lm.finetuning_model and lm.model.startswith(_SERVED) and server_of(lm):
+            predictor.lm = replaced[lm] = replaced.get(lm) or _trainable(lm)
     return {new: old for old, new in replaced.items()}
 
 
-def _is_served_student(lm: dspy.BaseLM) -> bool:
-    if type(lm) is not dspy.LM or lm.model_type != "chat" or not lm.finetuning_model:
-        return False
-    return lm.model.startswith(_SERVED) and server_of(lm) is not None
-
-
 def _trainable(lm: dspy.LM) -> LM:
-    settings = {name: value for name, value in lm.kwargs.items() if value is not None and name not in CLIENT_KEYS}
-    body = dict(settings.pop("extra_body", None) or {})
-    template = dict(body.pop("chat_template_kwargs", None) or {})
-    thinking = template.pop("enable_thinking", None)
-    if body or template:
-        raise ConfigError(
-            f"{lm.model}: extra_body has {', '.join([*body, *template])}, which leret cannot send while it samples; "
-            "remove it, and set it on the server"
-        )
-    return LM(
-        lm.model.partition("/")[2],
-        api_base=server_of(lm),
-        weights=lm.finetuning_model,
-        api_key=lm.kwargs.get("api_key"),
-        timeout=lm.kwargs.get("timeout"),
-        enable_thinking=thinking,
-        **settings,
-    )
+    keys = {"api_key", "timeout", *lm.kwargs} - (CLIENT_KEYS - {"api_key", "timeout"})
+    arguments = {key: lm.kwargs.get(key) for key in keys}
+    return LM(lm.model.partition("/")[2], api_base=server_of(lm), weights=lm.finetuning_model, **arguments)
 
 
 def pick_actors(program: dspy.Module) -> dict[str, Policy]:

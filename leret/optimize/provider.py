@@ -139,7 +139,8 @@ class LM(PolicyLM):
         }
         arguments = {"temperature": 1.0, "cache": False, "finetuning_model": _absolute(weights), **kwargs}
         if url is not None:
-            name = served_name(name)
+            if name.count("/") > 1:  # openai/gpt-oss-20b is a name, openai/Qwen/Qwen3-8B has the prefix of dspy.LM
+                name = name.removeprefix("openai/")
             settings = _settings(
                 OpenAIPolicySettings,
                 {"model": name, "urls": (url,), "api_key_env": api_key_env, "timeout_s": timeout or 60.0,
@@ -164,12 +165,6 @@ class LM(PolicyLM):
         """Finetune like ``dspy.LM``, with this LM's ``enable_thinking`` unless ``train_kwargs`` sets another value."""
         keys = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
         return super().finetune(train_data, train_data_format, keys)
-
-
-def served_name(name: str) -> str:
-    """Return a served model's name without the prefix ``openai/`` of ``dspy.LM`` (``openai/gpt-oss-20b`` has none)."""
-    rest = name.removeprefix("openai/")
-    return rest if "/" in rest else name
 
 
 def _refuse_without_server(**arguments: Any) -> None:

@@ -191,13 +191,11 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         job = CompileJob(self, student, trainset, teacher, valset)
         job.log("run", f"samples and policies are in {job.run.path}")
         with dated(job.run.manifest.date), shown() as job.progress, one_truncation_warning():
-            candidates = job.train_all()
-        job.restore_lms(candidates)
+            candidates = job.restore_lms(job.train_all())
         ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # a stable sort
         job.log("result", job.conclusion(candidates[0], ranked[0]), returned=ranked[0]["stage"])
         program: dspy.Module = ranked[0]["program"]
-        if ranked[0] is not candidates[0]:
-            job.note_servers()
+        job.note_servers(ranked[0])
         program._compiled, program.candidate_programs = True, ranked
         program.trial_logs, program.run_dir = job.logs, str(job.run.path)
         return with_save(program, job.adapter)
@@ -263,11 +261,12 @@ class CompileJob:
             candidates.append(self.candidate(algorithm, trained))
         return candidates
 
-    def restore_lms(self, candidates: Sequence[Mapping[str, Any]]) -> None:
-        """Give each predictor with an LM that was not trained the LM of the student."""
+    def restore_lms(self, candidates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Give each predictor with an LM that was not trained the LM of the student, and return the candidates."""
         for candidate in candidates:
             for predictor in candidate["program"].predictors():
                 predictor.lm = self.originals.get(predictor.lm, predictor.lm)
+        return candidates
 
     def conclusion(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
         """Describe the result, with the paired difference on the valset and a 95 % bootstrap interval."""
@@ -282,10 +281,10 @@ class CompileJob:
             f"difference {differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
         )
 
-    def note_servers(self) -> None:
+    def note_servers(self, best: Mapping[str, Any]) -> None:
         """Log where a trained LM runs if the student's LM ran on a server, which keeps the first weights."""
         urls = {url for lm in self.trained.values() if (url := server_of(lm)) is not None}
-        if urls:
+        if urls and best["stage"] != "student":
             self.log(
                 "serve",
                 f"the trained LM runs in this process, because {', '.join(sorted(urls))} has the first weights; to "

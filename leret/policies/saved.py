@@ -146,8 +146,8 @@ def open_lm(
     if serve in {None, "local", "vllm"} and local:
         _check_files(settings, record)
     if serve is None and record.get("has_key") and isinstance(settings, OpenAIPolicySettings):
-        variable = _key_variable(f"the LM {settings.model} of this program", settings.urls[0], key)
-        settings = settings.model_copy(update={"api_key_env": variable})
+        named = _key_variable(f"the LM {settings.model} of this program", settings.urls[0], key)
+        settings = settings.model_copy(update={"api_key_env": named})
     if serve in {None, "local"}:
         if not local or "class" not in record:
             return policy_lm(settings, tools=tools, **config)

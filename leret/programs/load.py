@@ -9,8 +9,8 @@ from typing import Any
 
 import dspy
 
+from leret.config.messages import nearest
 from leret.config.sampling import ProgramSettings
-from leret.config.spelling import nearest
 from leret.core.errors import USER_ERRORS, ProgramError, raised
 from leret.core.stages import run_file
 from leret.core.types import Task

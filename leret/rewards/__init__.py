@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from leret.config.messages import nearest
 from leret.config.sampling import PartSettings, RewardSettings
-from leret.config.spelling import nearest
 from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome, Task
 from leret.rewards import likelihood, ranking
@@ -138,18 +138,15 @@ class Part:
                 near = nearest(base, REWARDS)
                 raise ConfigError(f"{place}unknown measure {self.function!r}{near}; {available}")
             function = REWARDS[base]
-        parameters = inspect.signature(function).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            keys = [*settings_of(function), *PartSettings.model_fields]
-            hints = {name: nearest(name, keys) for name in settings if name not in parameters}
-            if any(hints.values()):
-                start = f"{self.place}." if self.place else ""
-                raise ConfigError([f"{start}{name}: unknown key{hint}" for name, hint in hints.items()])
         try:
             inspect.signature(function).bind(None, **settings)
         except TypeError as error:
-            known = ", ".join(settings_of(function)) or "none"
-            raise ConfigError(f"{place}{self.function}: {error}; available settings: {known}") from error
+            known = [*settings_of(function), *PartSettings.model_fields]
+            unknown = next((name for name in settings if name not in known), "")
+            if unknown and (hint := nearest(unknown, known)):
+                raise ConfigError(f"{place.replace(': ', '.')}{unknown}: unknown key{hint}") from error
+            available = ", ".join(settings_of(function)) or "none"
+            raise ConfigError(f"{place}{self.function}: {error}; available settings: {available}") from error
         return partial(function, **settings) if settings else function
 
     @property

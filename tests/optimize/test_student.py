@@ -51,8 +51,11 @@ def test_compile_ends_after_a_valset_on_which_nothing_parses(algorithms, monkeyp
     assert len(n_calls) <= len(VAL)
 
 
-def test_dspy_warns_once_about_truncated_responses():
+def test_dspy_warns_once_about_truncated_responses(monkeypatch):
     log = logging.getLogger("dspy.clients.lm")
+    monkeypatch.setattr(log, "level", logging.WARNING)
+    monkeypatch.setattr(log, "disabled", False)
+    log.manager._clear_cache()
     records = []
     handler = logging.Handler()
     handler.emit = records.append

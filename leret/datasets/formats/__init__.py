@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leret.config.spelling import nearest
+from leret.config.messages import nearest
 from leret.core.errors import DataError
 from leret.datasets.formats.babilong import BabilongReader
 from leret.datasets.formats.base import HUB

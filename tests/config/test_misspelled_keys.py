@@ -8,8 +8,8 @@ import pytest
 from leret.cli.console import known_names
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
+from leret.config.messages import closest, corrected
 from leret.config.sampling import SamplingRecipe
-from leret.config.spelling import closest, corrected
 from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
 from leret.core.yaml import Placed, dotted, dump, load
