@@ -99,8 +99,8 @@ class RequestBody(dict[str, Any]):
 
 
 def _request_body(value: dict[str, Any]) -> RequestBody:
-    if own := sorted(_OWN_KEYS & set(value)):
-        raise ValueError(f"leret sets {', '.join(own)} itself; remove it (policy and program have keys for most)")
+    if reserved := sorted(_OWN_KEYS & set(value)):
+        raise ValueError(f"leret sets {', '.join(reserved)} itself; remove it (policy and program have keys for most)")
     return RequestBody(value)
 
 

@@ -18,7 +18,7 @@ import dspy
 
 from leret.config.base import resolve_paths
 from leret.config.sampling import AdapterSettings, SamplingRecipe
-from leret.core.errors import PolicyError
+from leret.core.errors import ConfigError, PolicyError
 from leret.core.progress import Progress
 from leret.core.types import Sample, Task
 from leret.policies.base import Policy
@@ -105,13 +105,13 @@ class FormatTrial:
         samples = self.samples(temperature)
         if not samples:
             return Measured(0.0, 1.0, 0.0)
-        parsed = fmean(not sample.is_unparsed for sample in samples)
+        parsed = fmean(sample.failure is None for sample in samples)
         cut = fmean((sample.n_completion_tokens or 0) >= self.max_tokens for sample in samples)
         return Measured(parsed, cut, fmean(search.reward for search in self.searches[temperature]))
 
     @property
     def works(self) -> bool:
-        """Whether nearly all completions parse and end, at each temperature."""
+        """True if nearly all completions parse and end, at each temperature."""
         return self.rank[:2] == (False, False)
 
     @property
@@ -173,16 +173,7 @@ def try_formats(
 
 async def _try_formats(environment: Environment, tasks: Sequence[Task], progress: Progress) -> list[FormatTrial]:
     recipe, search = environment.recipe, SearchBatcher(environment.retriever)
-    signatures = [predictor.signature for predictor in environment.replay.predictors.values()]
-    is_short = all(len(signature.output_fields) == 1 for signature in signatures) and recipe.sampling.credit != "final"
-    limit = 128 if is_short else _LIMITS[-1]
-    trials = [FormatTrial(name, keys) for name, keys in FORMATS.items()]
-    if not is_short:
-        for tried in trials:
-            if tried.adapter["kind"] == "compact":
-                tried.adapter = {**tried.adapter, "outputs": True}
-    if recipe.program.adapter.use_native_function_calling:
-        trials = [FormatTrial("recipe", recipe.program.adapter.model_dump(exclude_defaults=True))]
+    trials, limit = _formats(environment)
     policy = open_policies(recipe.by_predictor, sampled_policy)
 
     async def measure(tried: FormatTrial, temperature: float, questions: Sequence[Task]) -> None:
@@ -201,21 +192,34 @@ async def _try_formats(environment: Environment, tasks: Sequence[Task], progress
 
     progress.start("formats", None)
     try:
-        for temperature in TEMPERATURES:
-            going = [tried for tried in trials if not tried.fault]
-            if temperature:  # formats that do not parse at 0 are out
-                going = [tried for tried in going if tried.measured(0.0).parsed >= MIN_PARSED]
-            await asyncio.gather(*(measure(tried, temperature, tasks[:N_FIRST]) for tried in going))
-        trials.sort(key=lambda tried: tried.rank)
-        if tasks[N_FIRST:]:
-            best = [tried for tried in trials[:N_BEST] if not tried.rank[0]]
-            pairs = [(tried, temperature) for tried in best for temperature in TEMPERATURES]
-            await asyncio.gather(*(measure(*pair, tasks[N_FIRST:]) for pair in pairs))
+        await asyncio.gather(*(measure(tried, 0.0, tasks[:N_FIRST]) for tried in trials))
+        parsed = [tried for tried in trials if tried.measured(0.0).parsed >= MIN_PARSED]
+        await asyncio.gather(*(measure(tried, 1.0, tasks[:N_FIRST]) for tried in parsed))
+        best = [tried for tried in sorted(trials, key=lambda tried: tried.rank)[:N_BEST] if not tried.rank[0]]
+        for temperature in TEMPERATURES if tasks[N_FIRST:] else ():
+            await asyncio.gather(*(measure(tried, temperature, tasks[N_FIRST:]) for tried in best))
     finally:
         progress.finish()
         search.close()
         await policy.aclose()
     return sorted(trials, key=lambda tried: tried.rank)
+
+
+def _formats(environment: Environment) -> tuple[list[FormatTrial], int]:
+    """Return the formats that fit the program, and the maximum number of tokens per completion."""
+    recipe = environment.recipe
+    signatures = [predictor.signature for predictor in environment.replay.predictors.values()]
+    if not signatures:
+        raise ConfigError("the program has only picks; a trial needs a predictor, which writes text")
+    is_short = all(len(signature.output_fields) == 1 for signature in signatures) and recipe.sampling.credit != "final"
+    limit = 128 if is_short else _LIMITS[-1]
+    if recipe.program.adapter.use_native_function_calling:
+        return [FormatTrial("recipe", recipe.program.adapter.model_dump(exclude_defaults=True))], limit
+    trials = [FormatTrial(name, keys) for name, keys in FORMATS.items()]
+    for tried in trials:
+        if not is_short and tried.adapter["kind"] == "compact":
+            tried.adapter = {**tried.adapter, "outputs": True}
+    return trials, limit
 
 
 async def refuse_format(
@@ -257,7 +261,7 @@ async def _unparsed(runner: ProgramRunner, plan: SamplingPlan, tasks: Sequence[T
     except FAILURES:
         return []  # sampling reports it
     failures = [sample.failure for search in searches for sample in search.samples]
-    return [failure.message for failure in failures if failure is not None]
+    return [failure.message for failure in failures if failure is not None and failure.kind == "parse"]
 
 
 async def _first_search(runner: ProgramRunner, plan: SamplingPlan, task: Task, n_steps: int = _STEPS) -> FirstSearch:
