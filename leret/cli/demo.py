@@ -36,6 +36,7 @@ _POLICY_HELP = (
     "document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
+_HUB_TIMEOUT_S = 5.0
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
@@ -219,15 +220,17 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 def _warn_of_missing_models(path: Path) -> None:
     """Warn about models of a recipe that are neither on this machine nor on the Hugging Face hub."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import model_info, try_to_load_from_cache
 
     from leret.config.base import paths_in
 
     for key, name, mark in paths_in(console.sampling_recipe(path, optional=("policy.model",))):
         if not mark.hub or name in mark.names or Path(name).exists() or name.count("/") != 1:
             continue
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            continue
         try:
-            hf_hub_download(name, "config.json")  # from the cache, or the hub
+            model_info(name, timeout=_HUB_TIMEOUT_S)
         except Exception as error:
             fault = f"{dotted(key)}: {name} is not on this machine and cannot be downloaded ({reason(error)})"
             console.complain(f"{fault}; download it, or fix the name, before you sample", "warning: ")

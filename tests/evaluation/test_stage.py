@@ -5,6 +5,7 @@ import ir_measures
 import pytest
 
 from leret.config.evaluation import ReaderSettings
+from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.runs import Run
 from leret.core.types import State
@@ -224,8 +225,8 @@ def test_an_oracle_is_shown_only_if_it_can_pick_gold_documents(run, tmp_path, id
     code = NAMES.replace("IDS", repr([(id, id) for id in ids or documents]))
     (tmp_path / "names.py").write_text(code)
     sampling = run.manifest.sampling
-    program = {"path": f"{tmp_path}/names.py:Names"}
-    run.update(sampling={**sampling, "program": program, "policy": {"kind": "features", "features": "mentions"}})
+    policy = PolicySettings.model_validate({"kind": "features", "features": "mentions"}).model_dump(mode="json")
+    run.update(sampling={**sampling, "program": {"path": f"{tmp_path}/names.py:Names"}, "policy": policy})
     summary = evaluate(asks("raw-question", "oracle-titles", baseline="raw-question"), run).summary
     assert ("oracle-titles" in [row["system"] for row in summary["rows"]]) is is_bound
     assert any("oracle-titles is left out" in note for note in summary["notes"]) is not is_bound
