@@ -152,8 +152,8 @@ class OpenAIPolicy(SharedInstance):
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         async def ask(sent: dict[str, Any]) -> list[Completion]:
             limit = sent.get("max_tokens") or sent.get("max_completion_tokens")
-            keys = {"n": len(seeds), "max_tokens": limit, "stop": request.stop, "meter": self.meter}
-            return await self._post(sent, partial(completions_of, **keys))
+            read = partial(completions_of, n=len(seeds), max_tokens=limit, stop=request.stop, meter=self.meter)
+            return await self._post(sent, read)
 
         return await self._refusals.send(self._body(request, seeds), ask)
 
