@@ -104,14 +104,15 @@ def default_variable(variable: str, urls: str | Sequence[str], *services: str) -
     return None
 
 
-def secrets_in(value: Any) -> Iterator[tuple[str, str | tuple[str, ...]]]:
+def secrets_in(value: Any) -> Iterator[tuple[str, str]]:
     """Yield each variable with a secret in validated settings and their sections, and the URLs that receive it."""
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             part = getattr(value, name)
             mark = mark_of(field, KeyVariable)
             if mark is not None and part is not None:
-                yield part, getattr(value, mark.addresses)
+                urls = getattr(value, mark.addresses)
+                yield part, urls if isinstance(urls, str) else ", ".join(urls)
             yield from secrets_in(part)
     elif isinstance(value, list | tuple):
         for part in value:

@@ -34,7 +34,8 @@ def run(tmp_path, base):
 
 @pytest.fixture
 def tinker_run(run, base, stub):
-    policy = {"kind": "tinker", "model": BASE, "url": stub.url, "tokenizer": str(base), "max_tokens": 6}
+    server = {"url": stub.url, "api_key_env": "TINKER_API_KEY"}
+    policy = {"kind": "tinker", "model": BASE, **server, "tokenizer": str(base), "max_tokens": 6}
     run.update(sampling={**run.section("sampling", ""), "policy": policy})
     return run
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HEALTH_S = 8.0  # timeout of the first request, because the client retries for minutes
 _SEED_BITS = 2**31 - 1
 
-_NO_KEY = "eyJub25lIjp0cnVlfQ.e30.none"
+_NO_KEY = "eyJhbGciOiJub25lIn0.eyJleHAiOjQyOTQ5NjcyOTZ9.none"
 """Sent if there is no key. The client takes it for a token, so it reads neither TINKER_API_KEY nor a stored login."""
 
 _opening = threading.RLock()

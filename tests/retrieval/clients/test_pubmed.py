@@ -84,7 +84,8 @@ def test_dates_and_key_are_sent_and_a_key_raises_the_rate(monkeypatch, rates):
     pubmed("http://127.0.0.1:9")
     monkeypatch.setenv("NCBI_API_KEY", "k3y")
     with loopback(ncbi({})) as server:
-        pubmed(server.url, min_date="2001/05", max_date="2020", texts=False).search(["q"], 1)
+        keys = {"api_key_env": "NCBI_API_KEY", "min_date": "2001/05", "max_date": "2020"}
+        pubmed(server.url, texts=False, **keys).search(["q"], 1)
     assert rates == [3.0, 10.0]
     want = {"datetype": "pdat", "mindate": "2001/05", "maxdate": "2020", "api_key": "k3y"}
     assert server.asked[0].params.items() >= want.items()
@@ -95,7 +96,7 @@ def test_an_echoed_key_is_removed_from_messages(status, monkeypatch):
     monkeypatch.setenv("NCBI_API_KEY", "s3cr3tk3y")
     body = {"error_": "API key invalid".ljust(168, "."), "api-key": "s3cr3tk3y"}
     with loopback(Reply(body, status)) as server, pytest.raises(RetrievalError, match="API key invalid") as caught:
-        pubmed(server.url, retry_for_s=20).search(["q"], 1)
+        pubmed(server.url, retry_for_s=20, api_key_env="NCBI_API_KEY").search(["q"], 1)
     assert "s3c" not in str(caught.value)
 
 
