@@ -95,10 +95,10 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
         for field, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
             if ({field} | _ALIASES.get(field, set())) & (cells.keys() | flags.keys()):
                 continue
-            column = _by_name(field, pattern, cells, columns.values())
-            if column is not None:
-                is_list = field == "answer" and cells[column][0].startswith("[")  # JSON in a CSV cell
-                columns["answers" if is_list else field] = column
+            likely = _by_name(field, pattern, cells, columns.values())
+            if likely is not None:
+                is_list = field == "answer" and cells[likely][0].startswith("[")  # JSON in a CSV cell
+                columns["answers" if is_list else field] = likely
             elif field in _MISSING and not (field == "relevant_doc_ids" and {"answer", "answers"} & {*cells, *columns}):
                 missing[field] = _MISSING[field]
         if missing:

@@ -10,7 +10,7 @@ import heapq
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from leret.config.data import DataSettings
@@ -149,7 +149,7 @@ def _tasks(
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
             cell = record.value.get("relevant_doc_ids")
-            if task.gold == (cell,):
+            if isinstance(cell, str) and task.gold == (cell,):
                 if corpus is not None:
                     task = replace(task, gold=_ids_in(cell, ids))
                 elif re.search(_SEPARATORS[-1], cell):
@@ -212,7 +212,7 @@ def _spelling(doc_id: str, ids: Container[str]) -> str | None:
 def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
     """Return the ids in a text, by the first separator with which the corpus has the largest share of them."""
 
-    def share(parts: Sequence[str]) -> float:
+    def share(parts: list[str]) -> float:
         return sum(_spelling(part, ids) is not None for part in parts) / len(parts)
 
     splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]

@@ -290,10 +290,11 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
     current: list[str] = []  # lines of the row
     with open_compressed(path) as file:
         first = file.peek().partition(b"\n")[0]
-        delimiter = "\t" if is_tsv else max(",;\t", key=lambda character: first.count(character.encode()))
-        quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
-        lines = _table_lines(path, file, current)
-        rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+        delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
+        if is_tsv:
+            rows = csv.reader(_table_lines(path, file, current), delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            rows = csv.reader(_table_lines(path, file, current), delimiter=delimiter, strict=True)
         n_columns = 0
         while True:
             number = rows.line_num + 1
