@@ -18,13 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-<<<<<<< ours
 from leret.core.bundled import ROOT, SCOPES
-from leret.core.errors import ConfigError, LeretError
-=======
-from leret.core.bundled import SCOPES
 from leret.core.errors import LeretError
->>>>>>> theirs
 from leret.core.files import require_writable
 from leret.core.progress import plain
 

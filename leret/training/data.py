@@ -287,7 +287,7 @@ class TokenEncoder:
     ) -> list[int] | None:
         """Return the sampled ids of a completion, with an end token unless it was cut; None to encode its text.
 
-        The text is encoded if it is a part of the sampled text: a stop string or a reasoning parser removed the rest.
+        The text is encoded if a stop string ended it: the sampled tokens then go on, without an end token.
         """
         if ids is None:
             return None
@@ -295,15 +295,17 @@ class TokenEncoder:
         if fault is None:
             complete = is_cut or ids[-1] in self._ends
             return list(ids) if complete else [*ids, self.end]
-        is_part = letters(text) in letters(self._sampler.to_text(ids, special=True))
-        if same_tokenizer and not is_part:
+        goes_on = letters(self._sampler.to_text(ids, special=True)).startswith(letters(text))
+        is_stopped = goes_on and not is_cut and ids[-1] not in self._ends
+        if same_tokenizer and not is_stopped:
             raise TrainingError(
                 f"question {task_id}: the sampler sent {fault}. Its tokenizer differs from that of "
-                f"{self.tokenizer.name_or_path}; serve the model with the policy's tokenizer, and sample a new run"
+                f"{self.tokenizer.name_or_path}, or it edits the text; serve the model with the policy's tokenizer and "
+                "without a reasoning parser, and sample a new run"
             )
         return None
 
-    def _completion(self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None) -> list[int]:
+    def _completion(self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None = None) -> list[int]:
         """Encode a completion as it follows its prompt, or alone if a token would span both (no sampled token does)."""
         ids = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self._ids([text])[0]
         return ids if is_cut else [*ids, self.end]

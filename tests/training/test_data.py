@@ -1,12 +1,14 @@
+from dataclasses import replace
+
 import pyarrow
 import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
-from leret.core.errors import PolicyError
+from leret.core.errors import PolicyError, TrainingError
 from leret.policies.checkpoints import policy_directory
 from leret.policies.local.chat_template import end_token
-from leret.training.data import TokenEncoder, TrainingExample
+from leret.training.data import TokenEncoder, TrainingExample, examples_digest
 from tests.first_steps import read_lines, succeeds
 from tests.tiny import TEMPLATE
 
@@ -65,3 +67,37 @@ def test_an_export_has_the_rows_that_a_trainer_of_trl_reads(run, tmp_path, form,
     assert rows[0]["completion"][0]["role"] == "assistant"
     if form == "kto":
         assert sum(row["label"] for row in rows) == 24
+
+
+PROMPT = EXAMPLE.prompt
+END = 5
+
+
+def encoded(tokenizer, text, ids=None, is_cut=False, **how):
+    example = TrainingExample("q1", PROMPT, (text,), is_cut=(is_cut,), token_ids=(ids,))
+    return TokenEncoder(tokenizer, end_token(tokenizer, [END])).encode([example], **how)[0].completions[0]
+
+
+def test_a_cut_completion_has_no_end_token(tokenizer):
+    book, author = tokenizer.convert_tokens_to_ids(["book", "author"])
+    assert encoded(tokenizer, "book author") == [book, author, END]
+    assert encoded(tokenizer, "book author", is_cut=True) == [book, author]
+    assert encoded(tokenizer, "book author", (book, author), is_cut=True) == [book, author]
+    assert encoded(tokenizer, "book author", (book, author)) == [book, author, END]
+
+
+def test_sampled_ids_are_trained_if_they_are_the_text(tokenizer):
+    system, book, author = tokenizer.convert_tokens_to_ids(["<|system|>", "book", "author"])
+    assert encoded(tokenizer, "book", (system, book, END)) == [system, book, END]  # the text omits special tokens
+    assert encoded(tokenizer, "book", (book, author)) == [book, END]  # a stop string removed the rest
+    for ids in ((author, END), (END, book), (10_000,)):
+        assert encoded(tokenizer, "book", ids) == [book, END]  # another model's tokenizer
+        with pytest.raises(TrainingError, match="question q1: the sampler sent token ids"):
+            encoded(tokenizer, "book", ids if ids[0] != END else (END, author), same_tokenizer=True)
+
+
+def test_the_digest_of_examples_covers_endings_and_ids():
+    one = TrainingExample("q1", PROMPT, ("book",))
+    names = {examples_digest([replace(one, **keys)]) for keys in ({}, {"is_cut": (True,)}, {"token_ids": ((7,),)})}
+    assert len(names) == 3
+    assert examples_digest([replace(one, is_cut=(False,), token_ids=(None,))]) == examples_digest([one])

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
 _BEGINNINGS = 256  # number of prompt beginnings cached as tokens
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
+_DIRECTIVES = [f"%{letter}" for letter in (*"aAbBcdeDfFGHIjmMpSTuUVwWxXyYzZ", *(f"-{letter}" for letter in "dmHIMSjy"))]
+_CLOCK = (
+    "{% macro strftime_now(format) %}{% set text = namespace(value=format) %}{% for name, value in run_date.items() %}"
+    "{% set text.value = text.value.replace(name, value) %}{% endfor %}{{ text.value }}{% endmacro %}{{ '' }}"
+)
+"""Replaces the clock of transformers, which passes no functions to a template, by the values in ``run_date``."""
+
 _date: ContextVar[str | None] = ContextVar("leret_date", default=None)
 
 
@@ -35,15 +42,10 @@ def dated(date: str | None) -> Iterator[None]:
         _date.reset(token)
 
 
-def template_variables(tokenizer: Any, enable_thinking: bool | None = None) -> dict[str, Any]:
-    """Return the variables for a chat template: ``enable_thinking`` unless it is None, and the clock of `dated`."""
-    variables: dict[str, Any] = {}
-    if enable_thinking is not None:
-        variables["enable_thinking"] = enable_thinking
-    date = _date.get()
-    if date is not None and "strftime_now" in str(tokenizer.chat_template):
-        variables["strftime_now"] = datetime.fromisoformat(date).strftime
-    return variables
+def reads_clock(tokenizer: Any) -> bool:
+    """Return whether the chat template in a block of `dated` would print today's date."""
+    template = tokenizer.chat_template
+    return _date.get() is not None and isinstance(template, str) and "strftime_now" in template
 
 
 def apply_template(
@@ -58,9 +60,18 @@ def apply_template(
     from jinja2 import TemplateError
 
     refusals = (TemplateError, TypeError, ValueError, KeyError)
+<<<<<<< HEAD
     how |= template_variables(tokenizer, enable_thinking)
     if how.get("add_generation_prompt") and messages[-1]["role"] == "assistant":
         how |= {"add_generation_prompt": False, "continue_final_message": True}
+=======
+    if enable_thinking is not None:
+        how["enable_thinking"] = enable_thinking
+    if reads_clock(tokenizer):
+        day = datetime.fromisoformat(str(_date.get()))
+        how["run_date"] = {directive: day.strftime(directive) for directive in _DIRECTIVES}
+        how["chat_template"] = _CLOCK + tokenizer.chat_template
+>>>>>>> w-sampled
     turns, tools = split_tools(messages, parsed=True)
     if tools:
         how["tools"] = tools

@@ -20,7 +20,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import State, Task, digest, seed_of
 from leret.policies.checkpoints import adapter_base
-from leret.policies.local.chat_template import template_variables
+from leret.policies.local.chat_template import reads_clock
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.rollouts.facts import Group
@@ -129,6 +129,8 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
         except ValueError as error:
             raise TrainingError(f"engine: TRL rejects the recipe: {error}") from error
         rows = states.rows
+        if reads_clock(tokenizer):
+            raise TrainingError("engine: TRL's prompts have today's date instead of the run's; remove engine: trl")
         if any("tools" in prompt[0] for prompt in rows["prompt"]):
             raise TrainingError("engine: TRL does not get the tools of native tool calls; remove engine: trl")
         if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
@@ -153,7 +155,7 @@ def _live(job: TrainingJob, model: Any, tokenizer: Any) -> LocalPolicy:
 def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> dict[str, Any]:
     """Return TRL arguments for the recipe; ``per_device_train_batch_size`` counts completions per device."""
     lm, suppressed = environment.recipe.policy, inputs.model.generation_config.suppress_tokens
-    variables = template_variables(inputs.tokenizer, getattr(lm, "enable_thinking", None))
+    thinking = getattr(lm, "enable_thinking", None)
     same = ["num_generations", "num_iterations", "epsilon", "epsilon_high", "beta"]
     same += [name for name in TRLKeys.model_fields if name.startswith(("use_vllm", "vllm_"))]
     arguments = trainer_arguments(recipe, inputs) | {name: getattr(recipe, name) for name in same}
@@ -164,5 +166,5 @@ def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> 
         "top_p": recipe.top_p or lm.top_p,
         "max_completion_length": recipe.max_completion_length or lm.max_tokens,
         "generation_kwargs": {"suppress_tokens": suppressed} if suppressed else None,
-        "chat_template_kwargs": variables or None,
+        "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
     }

@@ -1,5 +1,6 @@
 import json
 import sqlite3
+from datetime import datetime
 from importlib.resources import files
 
 import pytest
@@ -10,13 +11,13 @@ from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import make_policy, policy_state
-from leret.policies.local.chat_template import PromptEncoder, apply_template, end_token
+from leret.policies.local.chat_template import PromptEncoder, apply_template, dated, end_token
 from leret.policies.local.policy import LocalPolicy
 from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
+from leret.training.algorithms.sft import SFTRecipe, sft_rows
 from leret.training.data import TokenEncoder
 from leret.training.stage import train
-from tests.tiny import tiny_policy
+from tests.tiny import TEMPLATE, tiny_policy
 from tests.training.training_runs import sampled_run
 
 ENDS = {"qwen3": "<|im_end|>", "qwen2_5": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>"}
@@ -123,3 +124,39 @@ def test_demonstrations_are_a_shared_beginning(policy):
     # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.
     assert first.n_shared == 6
     assert policy.model.encode(demo[:1]).n_shared == 0
+
+
+class November(datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 11, 30)
+
+
+class December(November):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2026, 12, 1)
+
+
+def test_a_template_prints_one_date_in_all_stages_of_a_run(tmp_path, monkeypatch):
+    base = tiny_policy(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = (
+        "\n{% set form = '%Y %d' %}{{ '2' if strftime_now(form) == '2026 30' else '1' }}" + TEMPLATE
+    )
+    tokenizer.save_pretrained(base)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", November)
+    encoder = PromptEncoder(tokenizer, None, "dated")
+    november = encoder.encode(MESSAGES).token_ids
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", December)
+    assert encoder.encode(MESSAGES).token_ids != november  # the clock
+    with dated("2026-11-30"):
+        assert encoder.encode(MESSAGES).token_ids == november
+        assert TokenEncoder(tokenizer, tokenizer.eos_token_id).prompt_ids(MESSAGES) == list(november)
+    run = sampled_run(tmp_path / "run", base)
+    assert run.manifest.date == datetime.now().date().isoformat()
+    run.update(date="2026-11-30")
+    prompts = []
+    monkeypatch.setattr("leret.training.algorithms.sft.sft_rows", lambda rows: prompts.extend(rows) or sft_rows(rows))
+    train(SFTRecipe(per_device_train_batch_size=8, max_steps=1), run)
+    assert {tuple(row.prompt[:2]) for row in prompts} == {november[:2]}

@@ -197,9 +197,9 @@ LIES = {
 }
 
 
-def read(value, n=1):
+def read(value, n=1, max_tokens=16):
     text = value if isinstance(value, str) else json.dumps(value)
-    return completions_of(Answer("http://a/v1", 200, {}, text.encode()), n, 16)
+    return completions_of(Answer("http://a/v1", 200, {}, text.encode()), n, max_tokens)
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -304,6 +304,18 @@ def test_jointly_counted_tokens_are_shared_by_length():
         completions = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
         assert [completion.n_completion_tokens for completion in completions] == shares
     assert shared([0, 0, 0], 4) == [1, 1, 2]
+
+
+def test_a_completion_without_a_reason_is_cut_if_it_has_max_tokens():
+    usage = {"usage": {"completion_tokens": 8}}
+    for tokens, finish in ((8, "length"), (9, "stop")):
+        [one] = read({**choice(finish_reason=None), **usage}, max_tokens=tokens)
+        assert one.finish_reason == finish
+
+
+def test_a_token_id_that_cannot_be_stored_is_refused():
+    with pytest.raises(ValueError, match="a token id does not fit 32 bits"):
+        read(choice(token_ids=[2**31]))
 
 
 @pytest.mark.parametrize(

@@ -219,3 +219,20 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "db").write_bytes(b"not a database at all, but long enough to be looked at" * 100)
     with pytest.raises(RunError, match="is damaged"):
         Store(tmp_path / "db")
+
+
+def test_a_store_of_schema_3_says_which_completions_were_cut(tmp_path):
+    old = tmp_path / "old.db"
+    rows = [made("a", n_completion_tokens=7), made("b", index=1, n_completion_tokens=8)]  # of at most 8 tokens
+    with closing(sqlite3.connect(old)) as database, database:
+        schema = SCHEMA_SQL.replace(f", {', '.join(TOKEN_COLUMNS[2:])}", "")
+        database.executescript(f"PRAGMA journal_mode = WAL;BEGIN;{schema}PRAGMA user_version = 3;COMMIT;")
+        for table, row in (("states", state_row(STATE)), *(("samples", sample_row(one, ORIGIN)[:25]) for one in rows)):
+            database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    for read_only in (True, False):
+        with Store(old, read_only) as reader:
+            assert [find(reader, name).is_cut for name in "ab"] == [False, True]
+    new = made("c", index=2, token_ids=(3,), finish_reason="stop", n_completion_tokens=8)
+    with Store(old) as writer:
+        writer.put_samples([new], ORIGIN)
+        assert find(writer, "c") == new

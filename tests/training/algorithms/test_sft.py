@@ -1,10 +1,12 @@
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.sampling.store.store import Store
+from leret.core.types import State
+from leret.sampling.store.store import StateSamples, Store
 from leret.training.algorithms.sft import IGNORED, SFTRecipe, collate_targets, examples, sft_rows
-from leret.training.data import Encoded, RunSamples
+from leret.training.data import Encoded, GroupSamples, RunSamples
 from leret.training.stage import train
+from tests.sampling.fakes import made
 
 ENCODED = [Encoded([1, 2], ([3, 4, 5],)), Encoded([7], ([8],))]
 
@@ -40,3 +42,21 @@ def test_prompts_and_padding_have_no_loss(packed):
     seen = [[label for label in labels if label != IGNORED] for labels in batch["labels"].tolist()]
     assert seen == [[3, 4, 5], [8]]
     assert (batch["labels"][:, 0] == IGNORED).all()
+
+
+def test_an_end_is_not_learnt_where_many_samples_are_cut():
+    state = State("s", "q", 0, "write", {}, ({"role": "user", "content": "q"},))
+    samples = [made(name, 1.0, completion=name, finish_reason="stop") for name in "abcdefghi"]
+    for n_cut, learnt in ((0, True), (1, True), (2, False)):
+        cut = [made(f"cut{i}", 0.0, finish_reason="length") for i in range(n_cut)]
+        group = StateSamples(state, "P", (*samples, *cut))
+        [target] = examples(SFTRecipe(require_spread=False), GroupSamples([group]))
+        assert (target.learns_end, target.is_cut) == (learnt, (False,))
+
+
+def test_an_end_token_that_is_not_learnt_has_no_loss():
+    rows = sft_rows([Encoded([1, 2], ([3, 4, 5],), learns_end=False), *ENCODED])
+    assert rows["input_ids"][0] == [1, 2, 3, 4, 5]
+    assert rows["labels"][0] == [IGNORED, IGNORED, 3, 4, IGNORED]
+    batch = collate_targets([{name: values[i] for name, values in rows.items()} for i in range(2)], 0)
+    assert batch["labels"].tolist() == [rows["labels"][0], [IGNORED, IGNORED, 3, 4, 5]]
