@@ -60,18 +60,14 @@ def apply_template(
     from jinja2 import TemplateError
 
     refusals = (TemplateError, TypeError, ValueError, KeyError)
-<<<<<<< HEAD
-    how |= template_variables(tokenizer, enable_thinking)
-    if how.get("add_generation_prompt") and messages[-1]["role"] == "assistant":
-        how |= {"add_generation_prompt": False, "continue_final_message": True}
-=======
     if enable_thinking is not None:
         how["enable_thinking"] = enable_thinking
+    if how.get("add_generation_prompt") and messages[-1]["role"] == "assistant":
+        how |= {"add_generation_prompt": False, "continue_final_message": True}
     if reads_clock(tokenizer):
         day = datetime.fromisoformat(str(_date.get()))
         how["run_date"] = {directive: day.strftime(directive) for directive in _DIRECTIVES}
         how["chat_template"] = _CLOCK + tokenizer.chat_template
->>>>>>> w-sampled
     turns, tools = split_tools(messages, parsed=True)
     if tools:
         how["tools"] = tools
