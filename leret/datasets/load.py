@@ -140,8 +140,9 @@ def _tasks(
         raise DataError("data.gold is parent, but there is no corpus with the chunks; set data.corpus")
     ids: Container[str] = {parents.get(one, one) for one in corpus or ()} if by_parent else corpus or ()
     hint = "; if gold documents are parents of its chunks, set data.gold: parent" if parents and not by_parent else ""
-    for record, task in reader_of(data.kind).tasks(data, problems):
+    for record, read in reader_of(data.kind).tasks(data, problems):
         with problems.at(record.place):
+            task = read
             words = hash(task.text) if data.merge_questions else record.number
             first, words_of_first = seen.setdefault(task.id, (record.number, words))
             if words != words_of_first:
@@ -215,8 +216,12 @@ def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
     def share(parts: list[str]) -> float:
         return sum(_spelling(part, ids) is not None for part in parts) / len(parts)
 
-    splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
-    return tuple(max(filter(None, splits), key=share, default=[cell]))
+    best = [cell]
+    for separator in _SEPARATORS:
+        parts = [part.strip() for part in re.split(separator, cell) if part.strip()]
+        if parts and share(parts) > share(best):
+            best = parts
+    return tuple(best)
 
 
 def _source(data: DataSettings) -> str:

@@ -95,7 +95,10 @@ def test_failed_move_keeps_the_directory_and_the_work(tmp_path, monkeypatch, key
 
 
 def test_a_failed_write_names_the_file(tmp_path):
-    with pytest.raises(OSError, match="File too large") as caught, atomic_file(tmp_path / "out") as file:
-        file.write("x")
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    def write_too_much():
+        with atomic_file(tmp_path / "out"):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    with pytest.raises(OSError, match="File too large") as caught:
+        write_too_much()
     assert (caught.value.filename, list(tmp_path.iterdir())) == (str(tmp_path / "out"), [])
