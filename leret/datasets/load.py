@@ -10,7 +10,7 @@ import heapq
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from leret.config.data import DataSettings
@@ -149,12 +149,14 @@ def _tasks(
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
             cell = record.value.get("relevant_doc_ids")
-            if task.gold == (cell,):
-                if corpus is not None:
-                    task = replace(task, gold=_ids_in(cell, ids))
-                elif re.search(_SEPARATORS[-1], cell):
-                    problems.left_out[UNSPLIT] += 1
-            yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint, coverage)
+            text = cell if isinstance(cell, str) and task.gold == (cell,) else ""
+            if corpus is not None:
+                whole = replace(task, gold=_ids_in(text, ids)) if text else task
+                yield _with_gold(whole, ids, parents if by_parent else {}, hint, coverage)
+                continue
+            if re.search(_SEPARATORS[-1], text):
+                problems.left_out[UNSPLIT] += 1
+            yield task
 
 
 def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
@@ -212,11 +214,11 @@ def _spelling(doc_id: str, ids: Container[str]) -> str | None:
 def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
     """Return the ids in a text, by the first separator with which the corpus has the largest share of them."""
 
-    def share(parts: Sequence[str]) -> float:
-        return sum(_spelling(part, ids) is not None for part in parts) / len(parts)
+    def share(parts: list[str]) -> float:
+        return sum(_spelling(part, ids) is not None for part in parts) / max(1, len(parts))
 
     splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
-    return tuple(max(filter(None, splits), key=share, default=[cell]))
+    return tuple(max(splits, key=share))
 
 
 def _source(data: DataSettings) -> str:

@@ -210,6 +210,44 @@ def test_a_guess_of_init_can_be_replaced_or_removed(folder):
     assert not list(folder.glob("*.yaml"))
 
 
+def test_init_calls_only_guessed_columns_guessed(folder):
+    write_odd_columns()
+    flags = ["id=", "question=user_query", "relevant_doc_ids=document_id"]
+    out = succeeds(*ODD, *(part for flag in flags for part in ("--field", flag)))
+    assert ("columns: question: user_query" in out, "guessed" in out) == (True, False)
+
+
+def test_gold_ids_in_one_cell_are_read_by_every_command(folder):
+    rows = read_lines("questions.jsonl")
+    lines = [
+        f'Q{i},"{row["question"]}",{"|;"[i % 2].join(row["relevant_doc_ids"])},{"train" if i < 3 else "test"}'
+        for i, row in enumerate(rows)
+    ]  # fmt: skip
+    Path("q.csv").write_text("\n".join(["ticket no,Customer Query,evidence,split", *lines]), encoding="utf-8")
+    assert "gold documents of most questions: 2" in succeeds(*ODD)
+    inspected = json.loads(succeeds("data", "inspect", "sample.yaml", "--json"))
+    assert inspected["gold"] == {str(n): sum(len(row["relevant_doc_ids"]) == n for row in rows) for n in (2,)}
+    succeeds("sample", "sample.yaml", "--run", "r", "--set", "sampling.prompts=1")
+    succeeds("eval", "eval.yaml", "--run", "r", "--set", "systems=[raw-question]")
+    (row,) = json.loads(Path("r/eval/summary.json").read_text(encoding="utf-8"))["rows"]
+    assert row["hops"][-1]["recall"] > 0
+
+
+def test_init_reports_missing_columns_of_both_files_with_flags_that_work(folder):
+    lines = [
+        f'{i},"{row["question"]}",{";".join(row["relevant_doc_ids"])}'
+        for i, row in enumerate(read_lines("questions.jsonl"))
+    ]
+    Path("q.csv").write_text("\n".join(["a,b,c", *lines]), encoding="utf-8")
+    documents = [{"k": row["doc_id"], "l": row["title"], "m": row["text"]} for row in read_lines("corpus.jsonl")]
+    json_lines(folder / "c.jsonl", documents)
+    command = ["init", "--questions", "q.csv", "--corpus", "c.jsonl"]
+    out = refused(*command)
+    assert ("q.csv: " in out, "c.jsonl: " in out, "'b'" in out, "'m'" in out) == (True, True, True, True)
+    flags = shlex.split(out.partition("name the columns: ")[2].splitlines()[0])
+    assert "columns: question: b, relevant_doc_ids: c, doc_id: k, text: m\n" in succeeds(*command, *flags)
+
+
 def test_a_file_with_lerets_names_has_no_fields_in_its_recipe(folder):
     assert {"fields", "merge_questions"} & made()["data"].keys() == set()
 

@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -74,3 +75,13 @@ def test_failed_move_keeps_the_directory_and_the_work(tmp_path, monkeypatch, key
     assert write(tmp_path / "index", "new", key) == left
     assert (names(tmp_path), names(tmp_path / "index")) == (["index"], ["file"])
     assert (tmp_path / "index" / "file").read_text() == "new"
+
+
+def test_a_failed_write_names_the_file(tmp_path):
+    def write():
+        with atomic_file(tmp_path / "out"):
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    with pytest.raises(OSError, match="File too large") as caught:
+        write()
+    assert (caught.value.filename, list(tmp_path.iterdir())) == (str(tmp_path / "out"), [])

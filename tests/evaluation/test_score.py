@@ -1,3 +1,7 @@
+import json
+
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from leret.config.evaluation import EvalRecipe
@@ -103,3 +107,47 @@ def test_a_measure_may_have_settings_and_another_name(tmp_path, monkeypatch):
     measures = ({"near": {"function": "similarity", "model": "m"}}, "em", {"similarity": {"model": "mm"}})
     found = of(tmp_path, [{"text": "xx"}], [{"text": "xxx"}], *measures).measures
     assert found == {"near": 1 + 6, "em": 0.0, "similarity": 4 + 6}
+
+
+def tables(path, rows):
+    """Write rows in each format, and return the files."""
+    names = list(rows[0])
+    for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
+        lines = [names, *([row[name] or "" for name in names] for row in rows)]
+        path.with_suffix(suffix).write_text("".join(delimiter.join(line) + "\n" for line in lines), encoding="utf-8")
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(rows), encoding="utf-8")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
+    return [path.with_suffix(suffix) for suffix in (".csv", ".tsv", ".jsonl", ".json", ".parquet")]
+
+
+@pytest.mark.parametrize("blank", ["", "  "])
+def test_a_blank_answer_scores_zero_in_every_format(tmp_path, blank):
+    answers = tables(tmp_path / "p", [{"id": "1", "prediction": blank}, {"id": "2", "prediction": "paris"}])
+    references = tables(tmp_path / "r", [{"id": "1", "answer": "rome"}, {"id": "2", "answer": "paris"}])
+    for path in answers:
+        report = score(path, references[0], EvalRecipe(measures=("f1",), resamples=9))
+        assert (report.measures["f1"], report.n_failed, report.n_without_reference) == (0.5, 0, 0), path
+
+
+def test_a_blank_reference_is_none_in_every_format(tmp_path):
+    answers = tables(tmp_path / "p", [{"id": "1", "prediction": "rome"}, {"id": "2", "prediction": "paris"}])
+    references = tables(tmp_path / "r", [{"id": "1", "answer": " "}, {"id": "2", "answer": "paris"}])
+    for path in references:
+        report = score(answers[0], path, EvalRecipe(measures=("f1",), resamples=9))
+        assert (report.measures["f1"], report.n_failed, report.n_without_reference) == (1.0, 0, 1), path
+
+
+def test_blank_lines_of_text_files_are_empty_answers_and_no_references(tmp_path):
+    (tmp_path / "p.txt").write_text("\nparis\noslo\n")
+    (tmp_path / "r.txt").write_text("rome\nparis\n\n")
+    report = score(tmp_path / "p.txt", tmp_path / "r.txt", EvalRecipe(measures=("f1",), resamples=9))
+    assert (report.measures["f1"], report.n_failed, report.n_without_reference) == (0.5, 0, 1)
+
+
+def test_a_null_answer_is_a_failure_and_not_an_empty_answer(tmp_path):
+    answers = tables(tmp_path / "p", [{"id": "1", "prediction": None}, {"id": "2", "prediction": "paris"}])
+    references = tables(tmp_path / "r", [{"id": "1", "answer": "rome"}, {"id": "2", "answer": "paris"}])
+    for path in answers[2:]:
+        report = score(path, references[0], EvalRecipe(measures=("f1",), resamples=9))
+        assert (report.measures["f1"], report.n_failed) == (1.0, 1), path

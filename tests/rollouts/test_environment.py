@@ -5,7 +5,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.rollouts.environment import refuse_changes
+from leret.rollouts.environment import Environment, refuse_changes
 from leret.sampling.stage import sample
 from tests.sampling.fakes import ROOT, recipe_of
 
@@ -47,3 +47,23 @@ def test_a_file_that_changed_is_noticed_at_any_limit(run, limit):
     file.write_text(file.read_text().replace('["alpha", "beta"]', '["alpha"]'))
     with pytest.raises(RunError, match="questions: its content"):
         sample(recipe_of(prompts=1, data={"limit": limit}), run)
+
+
+def test_gold_ids_in_a_cell_are_split_with_and_without_a_check(tmp_path):
+    (tmp_path / "c.csv").write_text("doc_id,text\nd1,a\nd2,b\n")
+    (tmp_path / "q.csv").write_text("id,question,relevant_doc_ids\nq1,Who?,d1|d2\nq2,Who else?,d2\n")
+    data = {"questions": str(tmp_path / "q.csv"), "corpus": str(tmp_path / "c.csv")}
+    for check in (True, False):
+        environment = Environment(recipe_of(data), tmp_path)
+        assert [task.gold for task in environment.tasks(check=check)] == [("d1", "d2"), ("d2",)]
+
+
+def test_notes_count_skipped_records_of_questions_and_corpus(tmp_path):
+    (tmp_path / "c.csv").write_text("doc_id,text\nd1,a\nd1,b\n")
+    (tmp_path / "q.csv").write_text("id,question,relevant_doc_ids,answerable\nq1,Who?,d1,true\nq2,Who else?,d1,False\n")
+    data = {"questions": str(tmp_path / "q.csv"), "corpus": str(tmp_path / "c.csv"), "skip_invalid": True}
+    environment = Environment(recipe_of(data), tmp_path)
+    environment.tasks()
+    questions, corpus = environment.data_notes()
+    assert ("data: 1 " in questions, "marked as unanswerable" in questions) == (True, True)
+    assert ("corpus: 1 " in corpus, "duplicate id" in corpus) == (True, True)

@@ -50,4 +50,110 @@ def test_broken_qrels_and_unknown_queries_are_problems(folder):
     with pytest.raises(DataError, match=r"(?s)2 bad records.*test\.tsv:1: 'q2 d2 1'.*'q9' in qrels/ is not in queries"):
         load("beir", str(folder))
     assert load("beir", str(folder), skip_invalid=True).tasks.skipped == {
-        "broken qrels": 1, "no such query": 1, "query without a score above 0": 1}
+        "broken qrels": 1,
+        "no such query": 1,
+        "query without a score above 0": 1,
+    }
+
+
+TREC = "q0 0 d0 1\nq1 0 d1 3\nq1 0 d2 0\nq2 Q0 d3 -2\n"
+READ = {
+    "TREC with tabs": TREC.replace(" ", "\t"),
+    "TREC with spaces": TREC,
+    "TREC with padding": TREC.replace(" ", "   "),
+    "TREC with a header": "query-id\t0\tcorpus-id\tscore\n" + TREC.replace(" ", "\t"),
+    "BEIR with CRLF and a byte order mark": "\ufeffquery-id\tcorpus-id\tscore\r\nq0\td0\t1\r\nq1\td1\t3\r\n",
+    "BEIR with other names": "query_id\tdoc_id\trelevance\nq0\td0\t1\nq1\td1\t3\n",
+    "BEIR without a header": "q0\td0\t1\nq1\td1\t3\n",
+    "the same judgement twice": "q0\td0\t1\nq0\td0\t1\nq1\td1\t3\n",
+}
+
+
+@pytest.mark.parametrize("text", READ.values(), ids=READ)
+def test_qrels_of_both_formats_are_read(folder, text):
+    (folder / "qrels" / "train.tsv").write_text(text, encoding="utf-8")
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq3\td3\t1\n")
+    tasks = load("beir", str(folder)).tasks.items
+    assert [(task.id, task.grades, task.split) for task in tasks] == [
+        ("q0", {"d0": 1}, "train"), ("q1", {"d1": 3}, "train"), ("q3", {"d3": 1}, "test")]  # fmt: skip
+
+
+REFUSED = {  # text, the number of the bad line
+    "five columns": ("q0\t0\td0\t1\tx\n", 1),
+    "two columns": ("q0\td0\n", 1),
+    "a TREC run": ("q0 Q0 d0 1 9.5 bm25\n", 1),
+    "four columns that are not TREC's": ("q0\td0\td1\t1\n", 1),
+    "columns in another order": ("corpus-id\tquery-id\tscore\nd0\tq0\t1\n", 1),
+    "an unknown header": ("qid\tbest\tgrade\nq0\td0\t1\n", 1),
+    "two widths": ("q0\td0\t1\nq1\t0\td1\t1\n", 2),
+    "a TREC line below BEIR's header": ("query-id\tcorpus-id\tscore\nq1\t0\td1\t1\n", 2),
+    "a second header": ("query-id\tcorpus-id\tscore\nquery-id\tcorpus-id\tscore\n", 2),
+    "TREC without a score": ("q0\t0\t17\n", 1),
+    "a blank document": ("q0\t \t1\n", 1),
+    "a blank query": ("\t0\td1\t1\n", 1),
+    "a blank score": ("q0\td0\t1\nq0\td1\t\n", 2),
+    "a fraction as the score": ("q0\td0\t1.0\n", 1),
+    "a score of 5,000 digits": ("q0\td0\t" + "9" * 5000 + "\n", 1),
+    "a superscript as the score": ("q0\td0\t\u00b2\n", 1),
+    "two minus signs": ("q0\td0\t--1\n", 1),
+    "spaces in three columns": ("q0 d0 1\n", 1),
+    "two scores of a judgement": ("q0\td0\t1\nq0\td0\t2\n", 2),
+    "not UTF-8": (b"q0\td0\t1\nq\xff\td0\t2\n", 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line"), REFUSED.values(), ids=REFUSED)
+def test_other_qrels_are_refused_with_their_line(folder, text, line):
+    (folder / "qrels" / "train.tsv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DataError, match=rf"qrels/train\.tsv:{line}: "):
+        load("beir", str(folder))
+
+
+def test_the_case_of_msmarco(tmp_path):
+    texts = ["how many strings does a violin have", "which rock is dark and volcanic", "where does the heron wait",
+             "how many masts has a sloop"]  # fmt: skip
+    json_lines(tmp_path / "queries.jsonl", [{"_id": str(901 + i), "text": text} for i, text in enumerate(texts)])
+    json_lines(tmp_path / "corpus.jsonl", [{"_id": str(i), "title": "", "text": f"text {i}"} for i in range(5)])
+    (tmp_path / "qrels").mkdir()
+    for split, rows in (
+        ("train", "901\t0\t1\t1\n"),
+        ("dev", "902\t0\t3\t1\n"),
+        ("test", "903\t0\t2\t1\n904\t0\t4\t1\n"),
+    ):
+        (tmp_path / "qrels" / f"{split}.tsv").write_text(rows)
+    tasks = load("beir", str(tmp_path)).tasks
+    assert [(task.id, task.gold, task.split) for task in tasks] == [
+        ("901", ("1",), "train"), ("902", ("3",), "dev"), ("903", ("2",), "test"), ("904", ("4",), "test")]  # fmt: skip
+
+
+def test_a_query_judged_in_two_splits_is_counted(folder):
+    skipped = load("beir", str(folder)).tasks.skipped
+    assert skipped == {"query judged in an earlier split": 1, "query without a score above 0": 1}
+
+
+def test_a_query_id_in_two_lines_is_refused(folder):
+    with (folder / "queries.jsonl").open("a") as file:
+        file.write('{"_id": "q0", "text": "another query"}\n')
+    with pytest.raises(DataError, match=r"queries\.jsonl:5: duplicate id 'q0'"):
+        load("beir", str(folder))
+
+
+@pytest.mark.parametrize("name", ["test.tsv.bak", "train.old.tsv", "all.tsv", "test.txt"])
+def test_files_that_are_not_splits_are_not_read_but_named(folder, name):
+    (folder / "qrels" / name).write_text("q3\td3\t1\n")
+    tasks = load("beir", str(folder)).tasks
+    assert ([task.id for task in tasks], [n for kind, n in tasks.skipped.items() if name in kind]) == (
+        ["q0", "q2"],
+        [1],
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [("qrels/test.tsv", "qrels/test.tsv.gz"), ("qrels/train.tsv", "qrels/training.tsv"),
+     ("corpus.jsonl", "corpus.jsonl.gz"), ("queries.jsonl", "queries.jsonl.zst")],
+)  # fmt: skip
+def test_two_files_of_one_part_are_refused(folder, name, copy):
+    (folder / copy).write_bytes((folder / name).read_bytes())
+    with pytest.raises(DataError, match=f"{name} and {copy.partition('/')[2] or copy}"):
+        load("beir", str(folder))
