@@ -88,24 +88,11 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
         for row in rows:
             for name, value in row.items():
                 cells.setdefault(name, []).append(str(value))
-        missing: dict[str, str] = {}
-        for field, column in columns.items():
-            if (field in _DOCUMENT_NAMES) == documents and column not in cells:
-                missing[field] = f"data.fields.{field}: no column {column!r}"
-        for field, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
-            if ({field} | _ALIASES.get(field, set())) & (cells.keys() | flags.keys()):
-                continue
-            likely = _by_name(field, pattern, cells, columns.values())
-            if likely is not None:
-                is_list = field == "answer" and cells[likely][0].startswith("[")  # JSON in a CSV cell
-                columns["answers" if is_list else field] = likely
-            elif field in _MISSING and not (field == "relevant_doc_ids" and {"answer", "answers"} & {*cells, *columns}):
-                missing[field] = _MISSING[field]
+        missing = _guess_by_name(cells, documents, columns, flags)
         if missing:
             names = ", ".join(map(repr, cells))
-            faults.append(
-                f"{source}: {'; '.join(missing.values())}; the {'columns' if flags else 'fields'} are {names}"
-            )
+            kind = "columns" if flags else "fields"
+            faults.append(f"{source}: {'; '.join(missing.values())}; the {kind} are {names}")
         for field in missing:
             columns.pop(field, None)
             if field in _MISSING:
@@ -115,6 +102,27 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
         ready = " ".join(f"--field {field}={shlex.quote(column)}" for field, column in columns.items())
         raise DataError("\n".join([*faults, f"name the columns: {ready}"]))
     return columns
+
+
+def _guess_by_name(
+    cells: Mapping[str, list[str]], documents: bool, columns: dict[str, str], flags: Mapping[str, Any]
+) -> dict[str, str]:
+    """Add the guesses for one file to ``columns``, and return a message for each field without a column."""
+    missing: dict[str, str] = {}
+    for field, column in columns.items():
+        if (field in _DOCUMENT_NAMES) == documents and column not in cells:
+            missing[field] = f"data.fields.{field}: no column {column!r}"
+    for field, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
+        if ({field} | _ALIASES.get(field, set())) & (cells.keys() | flags.keys()):
+            continue
+        likely = _by_name(field, pattern, cells, columns.values())
+        is_answered = field == "relevant_doc_ids" and {"answer", "answers"} & {*cells, *columns}
+        if likely is not None:
+            is_list = field == "answer" and cells[likely][0].startswith("[")  # JSON in a CSV cell
+            columns["answers" if is_list else field] = likely
+        elif field in _MISSING and not is_answered:
+            missing[field] = _MISSING[field]
+    return missing
 
 
 def _by_name(field: str, pattern: str, cells: Mapping[str, list[str]], used: Collection[str]) -> str | None:

@@ -140,9 +140,8 @@ def _tasks(
         raise DataError("data.gold is parent, but there is no corpus with the chunks; set data.corpus")
     ids: Container[str] = {parents.get(one, one) for one in corpus or ()} if by_parent else corpus or ()
     hint = "; if gold documents are parents of its chunks, set data.gold: parent" if parents and not by_parent else ""
-    for record, read in reader_of(data.kind).tasks(data, problems):
+    for record, task in reader_of(data.kind).tasks(data, problems):
         with problems.at(record.place):
-            task = read
             words = hash(task.text) if data.merge_questions else record.number
             first, words_of_first = seen.setdefault(task.id, (record.number, words))
             if words != words_of_first:
@@ -150,12 +149,14 @@ def _tasks(
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
             cell = record.value.get("relevant_doc_ids")
-            if isinstance(cell, str) and task.gold == (cell,):
-                if corpus is not None:
-                    task = replace(task, gold=_ids_in(cell, ids))
-                elif re.search(_SEPARATORS[-1], cell):
-                    problems.left_out[UNSPLIT] += 1
-            yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint, coverage)
+            text = cell if isinstance(cell, str) and task.gold == (cell,) else ""
+            if corpus is not None:
+                whole = replace(task, gold=_ids_in(text, ids)) if text else task
+                yield _with_gold(whole, ids, parents if by_parent else {}, hint, coverage)
+                continue
+            if re.search(_SEPARATORS[-1], text):
+                problems.left_out[UNSPLIT] += 1
+            yield task
 
 
 def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
@@ -214,14 +215,10 @@ def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
     """Return the ids in a text, by the first separator with which the corpus has the largest share of them."""
 
     def share(parts: list[str]) -> float:
-        return sum(_spelling(part, ids) is not None for part in parts) / len(parts)
+        return sum(_spelling(part, ids) is not None for part in parts) / max(1, len(parts))
 
-    best = [cell]
-    for separator in _SEPARATORS:
-        parts = [part.strip() for part in re.split(separator, cell) if part.strip()]
-        if parts and share(parts) > share(best):
-            best = parts
-    return tuple(best)
+    splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
+    return tuple(max(splits, key=share))
 
 
 def _source(data: DataSettings) -> str:
@@ -236,8 +233,7 @@ def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
-        advice = "choose a file with doc_id, title and text" if data.corpus_file else "set data.corpus to a corpus file"
-        raise DataError(f"{source} has no documents; {advice}")
+        raise DataError(f"{source} has no documents; set data.corpus to a corpus file")
     corpus.skipped = problems.skipped
     return corpus, problems
 

@@ -329,18 +329,17 @@ def _are_rows(current: list[str], delimiter: str, n_columns: int) -> bool:
 
 def _open_quote(row: str, delimiter: str) -> int:
     """Return the index of the line with the first quote that opens a cell and is not closed at the cell's end."""
-    cell = re.compile(rf'(?:^|(?<={delimiter}))"(?>[^"]*(?:""[^"]*)*)(?!"(?:[{delimiter}\r\n]|$))')
-    found = cell.search(row)
-    return row.count("\n", 0, found.start()) if found else 0
+    cell = rf'(?:^|(?<={delimiter}))"(?>[^"]*(?:""[^"]*)*)(?!"(?:[{delimiter}\r\n]|$))'
+    match = re.search(cell, row)
+    return row.count("\n", 0, match.start()) if match else 0
 
 
 def _table_lines(path: Path, file: io.BufferedReader, current: list[str]) -> Iterator[str]:
     """Yield the lines of a table, and add each to ``current``."""
     with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
         for number, line in enumerate(text, 1):
-            if bad := _BAD_CHARACTER.search(line):
-                fault = "has a NUL character" if bad[0] == "\0" else "is not UTF-8"
-                raise DataError(f"{path}:{number}: the line {fault}; save the file as UTF-8")
+            if _BAD_CHARACTER.search(line):
+                raise DataError(f"{path}:{number}: the line has a NUL or is not UTF-8; save the file as UTF-8")
             current.append(line)
             yield line
 

@@ -1,12 +1,11 @@
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
 from leret.core import files
-from leret.core.errors import ConfigError, RunError
-from leret.core.files import atomic_directory, atomic_file, is_incomplete, locked, require_writable
+from leret.core.errors import RunError
+from leret.core.files import atomic_directory, atomic_file, is_incomplete
 
 BUSY = RunError("another process is at it")
 
@@ -61,22 +60,6 @@ def test_second_writer_is_refused_until_the_end(tmp_path, monkeypatch):
     assert (names(tmp_path), (tmp_path / "index" / "file").read_text()) == (["index", "other"], "whole")
 
 
-def test_a_directory_below_a_file_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--out .*file/a/b cannot be written .*; choose"):
-        require_writable(tmp_path / "file/a/b", "--out")
-    require_writable(tmp_path / "new/directory", "--out")
-    assert names(tmp_path) == ["file"]
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system without new files")
-def test_a_directory_that_takes_no_files_is_not_taken_for_busy():
-    with pytest.raises(ConfigError, match="/proc cannot be written"), locked(Path("/proc/.x.lock"), BUSY):
-        pass
-    with pytest.raises(ConfigError, match="/proc/leret/a cannot be written"):
-        require_writable(Path("/proc/leret/a"), "--out")
-
-
 @pytest.mark.parametrize(("key", "left"), [("key", ["file"]), ("another", [])])
 def test_failed_move_keeps_the_directory_and_the_work(tmp_path, monkeypatch, key, left):
     def replace(_source, _target):
@@ -95,10 +78,10 @@ def test_failed_move_keeps_the_directory_and_the_work(tmp_path, monkeypatch, key
 
 
 def test_a_failed_write_names_the_file(tmp_path):
-    def write_too_much():
+    def write():
         with atomic_file(tmp_path / "out"):
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
     with pytest.raises(OSError, match="File too large") as caught:
-        write_too_much()
+        write()
     assert (caught.value.filename, list(tmp_path.iterdir())) == (str(tmp_path / "out"), [])

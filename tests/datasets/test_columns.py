@@ -87,10 +87,12 @@ GUESSES = {
         {"id": "question_id", "relevant_doc_ids": "document_id", "answer": "answer_text"},
     "qid questionText goldDocIDs referenceAnswers url":
         {"id": "qid", "question": "questionText", "relevant_doc_ids": "goldDocIDs", "answer": "referenceAnswers"},
-    "Query ID;Query;Relevant Documents": {"id": "Query ID", "question": "Query", "relevant_doc_ids": "Relevant Documents"},
+    "Query ID;Query;Relevant Documents":
+        {"id": "Query ID", "question": "Query", "relevant_doc_ids": "Relevant Documents"},
     "id question relevant_doc_ids answer type src": {},
     "prompt response valid paid": {"question": "prompt", "answer": "response"},
-    "ticket no;Customer Query;evidence": {"id": "ticket no", "question": "Customer Query", "relevant_doc_ids": "evidence"},
+    "ticket no;Customer Query;evidence":
+        {"id": "ticket no", "question": "Customer Query", "relevant_doc_ids": "evidence"},
     "case_number search_query source": {"id": "case_number", "question": "search_query", "relevant_doc_ids": "source"},
 }  # fmt: skip
 

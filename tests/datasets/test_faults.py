@@ -17,29 +17,21 @@ CORPUS = [{"doc_id": f"d{i}", "title": f"T{i}", "text": f"text {i}"} for i in ra
 ASKED = {"id": "q1", "question": "Who?", "relevant_doc_ids": "d1", "answer": "Ada"}
 
 
-def table(path, rows, delimiter):
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        quoting = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
-        writer = csv.writer(file, delimiter=delimiter, quoting=quoting, quotechar=None if delimiter == "\t" else '"')
-        writer.writerow(names)
-        for row in rows:
-            values = [row.get(name) for name in names]
-            writer.writerow([json.dumps(v) if isinstance(v, list) else v for v in values])
-    return str(path)
+def cell(value):
+    return json.dumps(value) if isinstance(value, list) else value
 
 
 def csv_table(path, rows):
-    return table(path.with_suffix(".csv"), rows, ",")
+    with path.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+    return str(path.with_suffix(".csv"))
 
 
 def tsv_table(path, rows):
-    lines = ["\t".join(rows[0])]
-    for row in rows:
-        lines.append(
-            "\t".join("" if v is None else json.dumps(v) if isinstance(v, list) else str(v) for v in row.values())
-        )
-    path.with_suffix(".tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [[*rows[0]], *(["" if value is None else str(cell(value)) for value in row.values()] for row in rows)]
+    path.with_suffix(".tsv").write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
     return str(path.with_suffix(".tsv"))
 
 
@@ -157,7 +149,8 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "CSV: stray quote after a cell of two lines":
         ("q.csv", "id,question,answer\n" + 'q0,"a\nb","what\nq1,who,d1\nq2,who,d2\n', "q.csv:3: "),
     "CSV: stray quote in the header": ("q.csv", 'id,"question,relevant_doc_ids\n' + ROWS[0] + ROWS[1], "q.csv:1: "),
-    "CSV: two columns of one name": ("q.csv", "id,question,question,relevant_doc_ids\nq1,a,b,d1\n", "q.csv:1: .*'question'"),
+    "CSV: two columns of one name":
+        ("q.csv", "id,question,question,relevant_doc_ids\nq1,a,b,d1\n", "q.csv:1: .*'question'"),
     "CSV: two ids": ("q.csv", "id,question,relevant_doc_ids,id\nq1,a,d1,q2\n", "q.csv:1: .*'id'"),
     "CSV: row too long": ("q.csv", HEAD + "q1,Who, then?,d1\n", "q.csv:2: 4 cells"),
     "CSV: row too short": ("q.csv", HEAD + ROWS[0] + "q1,Who?", "q.csv:3: 2 cells"),
@@ -167,7 +160,8 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "CSV: UTF-16 without a mark": ("q.csv", (HEAD + ROWS[0]).encode("utf-16-le"), "q.csv:1: .*NUL"),
     "CSV: cut gzip": ("q.csv.gz", gzip.compress((HEAD + "".join(ROWS)).encode())[:-20], "q.csv.gz: .*ends early"),
     "CSV: no header": ("q.csv", ROWS[0] + ROWS[1], "q.csv:2: field 'question' or 'query' is missing"),
-    "TSV: quotes are characters": ("q.tsv", 'id\tquestion\tanswer\nq1\t"Heroes\t1977\nq2\tA single is 7"\tyes\n', ["q1", "q2"]),
+    "TSV: quotes are characters":
+        ("q.tsv", 'id\tquestion\tanswer\nq1\t"Heroes\t1977\nq2\tA single is 7"\tyes\n', ["q1", "q2"]),
     "TSV: CRLF": ("q.tsv", "id\tquestion\tanswer\r\nq1\tWho?\tAda\r\n", ["q1"]),
     "TSV: tab in a cell": ("q.tsv", 'id\tquestion\tanswer\nq1\t"Who\tis?"\tAda\n', "q.tsv:2: 4 cells"),
     "TSV: line break in a cell": ("q.tsv", 'id\tquestion\tanswer\nq1\t"Who\nis?"\tAda\n', "q.tsv:2: 2 cells"),
@@ -175,7 +169,8 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "TSV: two columns of one name": ("q.tsv", "id\tquestion\tanswer\tanswer\nq1\ta\tb\tc\n", "q.tsv:1: .*'answer'"),
     "TSV: not UTF-8 in the header": ("q.tsv", b"id\tquestion\tanswer\xff\nq1\ta\tb\n", "q.tsv:1: .*not UTF-8"),
     "JSON: byte order mark and CRLF": ("q.jsonl", "\ufeff" + JSON.replace("\n", "\r\n"), ["q1"]),
-    "JSON: key twice": ("q.jsonl", JSON + '{"id": "q2", "question": "a", "question": "b"}\n', "q.jsonl:2: .*'question'"),
+    "JSON: key twice":
+        ("q.jsonl", JSON + '{"id": "q2", "question": "a", "question": "b"}\n', "q.jsonl:2: .*'question'"),
     "JSON: key twice inside": ("q.jsonl", '{"id": "q", "inputs": {"a": 1, "a": 2}}\n', "q.jsonl:1: .*'a'"),
     "JSON array: key twice": ("q.json", f'[{JSON}, {{"id": "q2", "id": "q3"}}]', "q.json: item 2: .*'id'"),
     "JSON array: key twice inside": ("q.json", '[{"id": "q", "inputs": {"a": 1, "a": 2}}]', "q.json: item 1: .*'a'"),
@@ -186,7 +181,8 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "JSON: not UTF-8": ("q.jsonl", JSON.encode() + b'{"id": "\xff"}\n', "q.jsonl:2: not UTF-8"),
     "JSON: id as a fraction": ("q.jsonl", JSON.replace('"q1"', "1.0"), "q.jsonl:1: .*'id' is '1.0'"),
     "JSON: id as a boolean": ("q.jsonl", JSON.replace('"q1"', "true"), "q.jsonl:1: .*'id' is 'True'"),
-    "JSON: number as an answer": ("q.jsonl", JSON.replace('"d1"', '"d1", "answer": 1.5'), "q.jsonl:1: .*'answer' is '1.5'"),
+    "JSON: number as an answer":
+        ("q.jsonl", JSON.replace('"d1"', '"d1", "answer": 1.5'), "q.jsonl:1: .*'answer' is '1.5'"),
     "JSON: null": ("q.jsonl", JSON + "null\n", "q.jsonl:2: NoneType"),
 }  # fmt: skip
 
@@ -303,7 +299,8 @@ def test_two_documents_with_one_id_in_a_corpus_of_an_official_kind_are_counted(t
 OFFICIAL = {  # kind, record, then the answers of the task, or the refusal
     "unanswerable": ("musique", {**MUSIQUE[0], "answerable": False}, "available: none"),
     "blank answer": ("musique", {**MUSIQUE[0], "answer": " ", "answer_aliases": ["", "Anne"]}, ("Anne",)),
-    "gold as text": ("musique", {**MUSIQUE[0], "paragraphs": [{**MUSIQUE[0]["paragraphs"][0], "is_supporting": "false"}]},
+    "gold as text":
+        ("musique", {**MUSIQUE[0], "paragraphs": [{**MUSIQUE[0]["paragraphs"][0], "is_supporting": "false"}]},
                      "m:1: .*'is_supporting' is 'false'"),
     "blank answer of HotpotQA": ("hotpotqa", {**HOTPOT[0], "answer": ""}, ()),
     "null answer of 2Wiki": ("2wiki", {**TWINS, "answer": None}, ()),
@@ -318,15 +315,18 @@ OFFICIAL = {  # kind, record, then the answers of the task, or the refusal
                                       "chunks": [{"id": 1, "text": "a"}, {"id": "1", "text": "b"}]}, "m:1: .*same id"),
     "null id of a chunk": ("chunks", {"id": "q", "question": "?", "answer": "x", "support": ["0"],
                                       "chunks": [{"id": None, "text": "a"}]}, ("x",)),
-    "blank chunk": ("chunks", {"id": "q", "question": "?", "answer": "x", "chunks": ["a", " "]}, "m:1: .*'chunks' is empty"),
+    "blank chunk":
+        ("chunks", {"id": "q", "question": "?", "answer": "x", "chunks": ["a", " "]}, "m:1: .*'chunks' is empty"),
     "gold twice in chunks": ("chunks", {"id": "q", "question": "?", "chunks": ["a"], "support": [0],
                                         "relevant_doc_ids": ["0"]}, "m:1: .*'relevant_doc_ids'"),
-    "blank answer of chunks": ("chunks", {"id": "q", "question": "?", "chunks": ["a"], "support": [0], "answer": ""}, ()),
+    "blank answer of chunks":
+        ("chunks", {"id": "q", "question": "?", "chunks": ["a"], "support": [0], "answer": ""}, ()),
     "split of babilong": ("babilong", {"id": "q", "question": "?", "answer": "x", "story": ["A."], "support": [0],
                                        "split": "train set"}, "m:1: .*'split' is 'train set'"),
     "alias of a split": ("babilong", {"id": "q", "question": "?", "answer": "", "story": ["A."], "support": [0],
                                       "split": "validation"}, ()),
-    "support of babilong": ("babilong", {"id": "q", "question": "?", "story": ["A."], "support": [1]}, "m:1: .*'support'"),
+    "support of babilong":
+        ("babilong", {"id": "q", "question": "?", "story": ["A."], "support": [1]}, "m:1: .*'support'"),
 }  # fmt: skip
 
 

@@ -22,8 +22,9 @@ from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record,
 from leret.datasets.splits import SPLITS, SplitName
 
 _HEADER = re.compile(
-    r"(query|q|topic)_?(id)?\t((iter(ation)?|q0|0)\t)?(corpus|doc(ument)?|passage|p)_?(id|no)"
-    r"\t(score|rel(evance)?|label|grade)"
+    r"(query|q|topic)[-_]?(id)?\s((iter(ation)?|q0|0)\s)?(corpus|doc(ument)?|passage|p)[-_]?(id|no)"
+    r"\s(score|rel(evance)?|label|grade)",
+    re.IGNORECASE,
 )
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
@@ -67,7 +68,7 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
         width = 0  # number of columns
         for number, line in lines(path, problems, "\r\n"):
             cells = line.split("\t") if "\t" in line else line.split()
-            if not width and _HEADER.fullmatch("\t".join(cells).lower().replace("-", "_")):
+            if not width and _HEADER.fullmatch(line):
                 width = len(cells)
                 continue
             with problems.at(f"{path}:{number}"):
