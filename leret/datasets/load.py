@@ -218,7 +218,8 @@ def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
         return sum(_spelling(part, ids) is not None for part in parts) / max(1, len(parts))
 
     splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
-    return tuple(max(splits, key=share))
+    best: list[str] = max(splits, key=share)
+    return tuple(best)
 
 
 def _source(data: DataSettings) -> str:
@@ -233,7 +234,8 @@ def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
-        raise DataError(f"{source} has no documents; set data.corpus to a corpus file")
+        advice = "choose a file with doc_id, title and text" if data.corpus_file else "set data.corpus to a corpus file"
+        raise DataError(f"{source} has no documents; {advice}")
     corpus.skipped = problems.skipped
     return corpus, problems
 
