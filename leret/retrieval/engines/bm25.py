@@ -7,6 +7,7 @@ that contain no query word. It is compiled once per machine, not per process.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import unicodedata
@@ -147,10 +148,15 @@ class BM25Index(IndexEngine):
         return BM25(documents, _read(directory, len(documents)), self.settings)
 
 
+def _library(name: str) -> Any:
+    """Import a module of bm25s. bm25s starts JAX if it is installed, and JAX would reserve most of the GPU's memory."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    return import_module(name)
+
+
 def _index(corpus: Documents, settings: BM25Settings) -> Any:
     """Return a bm25s index of all documents, each as ``title. text``."""
-    import bm25s
-
+    bm25s = _library("bm25s")
     words = make_analyzer(settings)
     vocabulary: dict[str, int] = {}
     columns = [
@@ -294,8 +300,7 @@ def fold_accents(text: str) -> str:
 def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
     if name is None:
         return frozenset()
-    from bm25s import stopwords
-
+    stopwords = _library("bm25s.stopwords")
     short = {"english": "EN", "english_plus": "EN_PLUS"}
     words = getattr(stopwords, f"STOPWORDS_{short.get(name, name.upper())}", None)
     if words is None:

@@ -1,6 +1,9 @@
 import math
+import os
 import random
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import bm25s
@@ -92,3 +95,21 @@ def test_rankings_equal_sorted_scores_of_bm25s(k, monkeypatch):
         assert [passage.score for passage in ranking] == pytest.approx(scores[order].tolist(), rel=1e-6)
     monkeypatch.setattr("leret.retrieval.engines.bm25._CELLS", 12)  # large batches are cut
     assert retriever.search(QUERIES, k) == expected
+
+
+def test_jax_beside_bm25s_leaves_the_memory_of_a_gpu(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("")
+    (tmp_path / "jax" / "lax.py").write_text(
+        "import os\nprint(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))\ndef top_k(*_): pass\n"
+    )
+    code = (
+        "from leret.core.types import Document\n"
+        "from leret.datasets.corpus import Corpus\n"
+        "from leret.retrieval.engines.bm25 import BM25\n"
+        "BM25.build(Corpus([Document('d1', 'a title', 'some text')]))\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{root}"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True)
+    assert done.stdout.split() == ["false"]
