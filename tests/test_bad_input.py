@@ -87,22 +87,17 @@ CASES = {
     "run: sampled on what is asked": (None, f"{EVAL} --set split=all", ("q",)),
     "run: a margin without its strategy": (None, "pairs --run R --margin 0.1", ("--margin 0.1 needs --strategy margin",)),
 }  # fmt: skip
-CASES |= {
-    f"output below a file: {command.split()[0]}": (None, f"{command} corpus.jsonl/out", ("corpus.jsonl/out", "cannot be written", "choose"))
-    for command in (
-        "init --questions questions.jsonl --corpus corpus.jsonl --out", "view R --static", "merge model --out",
-        "index build --kind bm25 --corpus corpus.jsonl --out", "recipes copy sampling/demo", "demo --run",
-        "eval-retriever nix --questions questions.jsonl --out", "data fetch questions.jsonl --out",
-    )
-} | {
-    f"output file: {command}": (None, f"{command} corpus.jsonl/out/file", ("corpus.jsonl/out", "cannot be written", "choose"))
-    for command in (
-        "data chunk corpus.jsonl --out", "store export --run R --out", "serve policy model --log",
-        "data episodes --questions questions.jsonl --corpus corpus.jsonl --out",
-    )
-} | {
-    "output: a directory for a file": (None, "data chunk corpus.jsonl --out R", ("--out R is a directory", "choose a file")),
-}  # fmt: skip
+OUTPUTS = (
+    "init --questions questions.jsonl --corpus corpus.jsonl --out", "view R --static", "merge model --out",
+    "index build --kind bm25 --corpus corpus.jsonl --out", "recipes copy sampling/demo", "demo --run",
+    "eval-retriever nix --questions questions.jsonl --out", "data fetch questions.jsonl --out",
+    "data chunk corpus.jsonl --out", "store export --run R --out", "serve policy model --log",
+    "data episodes --questions questions.jsonl --corpus corpus.jsonl --out",
+)  # fmt: skip
+for _command in OUTPUTS:
+    CASES[f"output below a file: {_command}"] = (
+        None, f"{_command} corpus.jsonl/a/b", ("corpus.jsonl/a", "cannot be written", "choose"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leret.core.bundled import SCOPES
-from leret.core.errors import ConfigError, LeretError
+from leret.core.errors import LeretError
 from leret.core.files import require_writable
 from leret.core.progress import plain
 
@@ -40,31 +40,21 @@ def as_json(wanted: bool) -> bool:
     return wanted
 
 
-def _writable_directory(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check that an output directory can be written, before any work is done."""
-    if path is not None:
-        require_writable(path, option.opts[0])
-    return path
-
-
-def _writable_file(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Check that an output file can be written, before any work is done; ``-`` is stdout."""
-    if path is None or str(path) == "-":
-        return path
-    if path.is_dir():
-        raise ConfigError(f"{option.opts[0]} {path} is a directory; choose a file")
-    require_writable(path.parent, f"{option.opts[0]} {path}: directory")
+def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Check before any work that an output can be written; ``-`` is stdout."""
+    if path is not None and str(path) != "-":
+        require_writable(path if option.metavar == "DIR" else path.parent, option.opts[0])
     return path
 
 
 def output_directory(help: str) -> Any:
     """Return a flag for a directory that a command writes."""
-    return typer.Option(metavar="DIR", callback=_writable_directory, help=help)
+    return typer.Option(metavar="DIR", callback=_writable, help=help)
 
 
 def output_file(help: str) -> Any:
     """Return a flag for a file that a command writes."""
-    return typer.Option(metavar="FILE", callback=_writable_file, help=help)
+    return typer.Option(metavar="FILE", callback=_writable, help=help)
 
 
 def _set(example: str) -> Any:

@@ -47,12 +47,9 @@ def require_writable(directory: Path, name: str) -> None:
 
     A temporary file is written and removed, because permissions do not show a read-only or virtual file system.
     """
-    parent = directory
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
+    parent = next(place for place in (directory, *directory.absolute().parents) if place.exists())
     try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
+        tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
         fault = f"{name} {directory} cannot be written (no file can be created in {parent}: {error.strerror})"
         raise ConfigError(f"{fault}; choose a writable directory") from error

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _AGENT = "leret"
 _TEXT, _HTML = "text/plain", ("text/html", "application/xhtml+xml")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_FAILURE = ("kind", "reason", "transient", "limits")  # of a page without text
 _HOSTS, _PER_HOST = 32, 4  # maximum number of hosts, and of pages per host, in flight
 _RETRIES, _BACKOFF_S = 2, 2.0
 _LONGEST_DELAY_S = 60.0  # maximum Crawl-delay
@@ -145,10 +146,16 @@ class Fetcher:
     def record(self, url: str) -> dict[str, Any] | None:
         """Return a page's record; None if it has not been fetched or its file is damaged."""
         try:
-            record = json.loads(self._path(url).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError, RecursionError):
+            value = json.loads(self._path(url).read_text(encoding="utf-8"))
+        except (FileNotFoundError, RecursionError, ValueError):
             return None
-        return record if _is_whole(record, str(_web_url(url))) else None
+        if not isinstance(value, dict):
+            return None
+        record = {name: value.get(name) for name in ("url", *(_FAILURE if "kind" in value else ("title", "text")))}
+        is_whole = record["url"] == str(_web_url(url)) and all(
+            isinstance(field, str | bool) for field in record.values()
+        )
+        return record if is_whole else None
 
     async def run(self) -> None:
         """Fetch the missing pages."""
@@ -235,11 +242,11 @@ class Fetcher:
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower().removeprefix("x-")
         if encoding not in {"identity", "gzip", "deflate"}:
             raise PageError("type", f"compressed as {encoding} instead of gzip or deflate")
-        unzip = None if encoding == "identity" else _Unzip(encoding)
+        unzip = None if encoding == "identity" else _Unzip()
         try:
             async for chunk in response.content.iter_any():
                 content += chunk if unzip is None else unzip.decompress(chunk, limit + 1 - len(content))
-                if len(content) > limit or (unzip is not None and unzip.n_ignored > limit):
+                if len(content) > limit:
                     raise PageError("size", f"more than {limit:,} bytes")
         except zlib.error as error:
             raise PageError("type", f"broken compression ({error})") from error
@@ -273,27 +280,19 @@ class Fetcher:
 
 
 class _Unzip:
-    """Decompresses a page, which may be several gzip members one after another. Ignores other bytes after the end."""
+    """Decompresses zlib, or one or more gzip members. Ignores other bytes after the end."""
 
-    def __init__(self, encoding: str) -> None:
-        self._start = b"\x1f\x8b" if encoding == "gzip" else b"\x78"
+    def __init__(self) -> None:
         self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib
 
     @property
     def is_complete(self) -> bool:
         return self._member.eof
 
-    @property
-    def n_ignored(self) -> int:
-        return len(self._member.unused_data)
-
     def decompress(self, chunk: bytes, limit: int) -> bytes:
         """Return at most ``limit`` bytes."""
         content = self._member.decompress(chunk, limit)
-        while self._member.eof and len(content) < limit:
-            rest = self._member.unused_data.lstrip(b"\0")
-            if not rest.startswith(self._start):
-                break
+        while len(content) < limit and (rest := self._member.unused_data.lstrip(b"\0")).startswith(b"\x1f\x8b"):
             self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
             content += self._member.decompress(rest, limit - len(content))
         return content
@@ -342,17 +341,6 @@ def _web_url(text: str, base: URL | None = None) -> URL:
     raise PageError(kind, f"{cut}{text[:200]!r}, which is not an http or https URL without user and password")
 
 
-def _is_whole(record: Any, url: str) -> bool:
-    """Return True if a JSON value is the record of a page: its text, or why there is none."""
-    if not isinstance(record, dict) or record.get("url") != url:
-        return False
-    if "kind" in record:
-        names = ("kind", "reason", "limits")
-        return isinstance(record.get("transient"), bool) and all(isinstance(record.get(name), str) for name in names)
-    texts = [record.get(name) for name in ("title", "text")]
-    return all(isinstance(text, str) for text in texts) and bool(record["text"].strip())
-
-
 def _host(url: URL) -> str:
     return str(url.host if url.is_default_port() else f"{url.host}:{url.port}").lower()
 
@@ -360,11 +348,8 @@ def _host(url: URL) -> str:
 def _write_corpus(urls: Mapping[str, str], fetcher: Fetcher, path: Path) -> Iterator[Fault]:
     with atomic_file(path) as corpus:
         for doc_id, url in urls.items():
-            page = fetcher.record(url)
-            if page is None:
-                yield url, "cache", "its file in pages/ was changed; run the command again"
-            elif "kind" in page:
+            page = {"doc_id": doc_id, **(fetcher.record(url) or {})}
+            if "kind" in page:
                 yield url, page["kind"], page["reason"]
             else:
-                document = {"doc_id": doc_id, **{name: page[name] for name in ("url", "title", "text")}}
-                corpus.write(storable(json.dumps(document, ensure_ascii=False)) + "\n")
+                corpus.write(storable(json.dumps(page, ensure_ascii=False)) + "\n")

@@ -97,11 +97,10 @@ def guess_fields(questions: str, corpus: str | None) -> dict[str, str]:
 
 
 def _leaks(tasks: Iterable[Task], seed: int) -> dict[str, int]:
-    training, held_out = list[Task](), list[Task]()
-    for task in tasks:
-        if utterances(task):
-            (training if split_name(task, seed) == "train" else held_out).append(task)
-    return {kind: n for kind, n in find_leaks(held_out, training)["by_kind"].items() if n}
+    sides: dict[bool, list[Task]] = {True: [], False: []}  # by whether they are in split train
+    for task in filter(utterances, tasks):
+        sides[split_name(task, seed) == "train"].append(task)
+    return {kind: n for kind, n in find_leaks(sides[False], sides[True])["by_kind"].items() if n}
 
 
 def _repeated(names: Iterable[str]) -> int:

@@ -112,8 +112,8 @@ def _keys(task: Task) -> Iterator[tuple[str, Any]]:
         yield "pretraining", _digest(words)
     if len(task.gold) > 1:
         yield "gold", frozenset(task.gold)
-    for window in windows(utterances(task)):
-        yield "turns", hash(window.texts)
+    for texts, _ in windows(utterances(task)):
+        yield "turns", hash(texts)
 
 
 def _utterance_keys(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import unicodedata
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,11 @@ from leret.viewer.index import RunIndex
 
 PAGE = 50
 _CSV_ROWS = 2000
-_FORMULA = "=+-@\N{MINUS SIGN}"
-"""Characters that begin a formula in a spreadsheet, also after spaces and in other widths."""
+_FORMULA = re.compile(
+    r"[\s\x00-\x20\xad\u200b-\u200f\u2060-\u2064\ufeff]*"
+    r"[=+@\-\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1d\uff20]|[\t\r\n]"
+)
+"""Start of a text that a spreadsheet may run: the signs in any width, also after spaces and invisible characters."""
 _SORTABLE = ("question", "policy", "reason")  # and numbers
 
 
@@ -236,8 +239,4 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _safe(cell: Any) -> Any:
-    if not isinstance(cell, str):
-        return cell
-    first = next((character for character in cell if unicodedata.category(character)[0] not in "CZ"), "")
-    is_formula = first != "" and unicodedata.normalize("NFKC", first) in _FORMULA
-    return f"'{cell}" if is_formula or cell.startswith(("\t", "\r", "\n")) else cell
+    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell

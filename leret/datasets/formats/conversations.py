@@ -8,40 +8,29 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from leret.core.types import Task, digest
 
-WINDOW = 3
-"""Number of successive utterances that identify a conversation, because two may be only greetings."""
+LENGTH = 3
+"""Number of successive utterances that identify a conversation."""
+_LONG = 10  # words, from which a dialogue's first two utterances are more than greetings
 
 
-class Window(NamedTuple):
-    """Successive utterances of a dialogue, as one of its two sides sees them."""
-
-    texts: tuple[str, ...]
-    ends_with_speaker: bool  # the speaker who replies, not the partner, says the last utterance
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A task with the dialogue that it comes from."""
+class Turn(NamedTuple):
+    """A task of a dialogue, and what shows which dialogue it is."""
 
     task: Task  # with the inputs ``persona`` and ``history``, and the reply as its answer
-    dialogue: str | None = None  # the data set's name of the dialogue
-    block: int | None = None  # first line of the dialogue, in a file that shows where a dialogue begins
-    partner: tuple[str, ...] = ()  # the partner's persona
-
-    @property
-    def persona(self) -> tuple[str, ...]:
-        """The speaker's persona in a fixed order."""
-        return _in_order(self.task.inputs["persona"])
+    name: str  # the data set's name of the dialogue, or a digest of the persona
+    persona: Hashable  # value that turns with the same persona share, in any order of its sentences
+    keys: Sequence[Hashable] = ()  # values that only turns of the same conversation share
 
 
-@lru_cache(1 << 16)
+@lru_cache(1 << 18)
 def plain(text: str) -> str:
     """Return the words of a text, without regard to case, punctuation, spaces and accents."""
     folded = unicodedata.normalize("NFKD", text).casefold().replace("'", "").replace("’", "")
@@ -51,138 +40,60 @@ def plain(text: str) -> str:
 def utterances(task: Task) -> list[str]:
     """Return the history and the reply of a dialogue's task, with `plain`; an empty list for other tasks."""
     history = task.inputs.get("history")
-    if not isinstance(history, list) or not all(isinstance(item, str) for item in history):
-        return []
-    return [plain(text) for text in (*history, *task.answers[:1])]
+    said = [*history, *task.answers[:1]] if isinstance(history, list) else []
+    return [plain(str(text)) for text in said]
 
 
-def windows(texts: Sequence[str]) -> Iterator[Window]:
-    """Yield each run of `WINDOW` utterances that are not all equal. The last of ``texts`` is a reply."""
-    for end in range(WINDOW, len(texts) + 1):
-        window = tuple(texts[end - WINDOW : end])
-        if len(set(window)) > 1:
-            yield Window(window, (len(texts) - end) % 2 == 0)
+def windows(texts: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Yield successive utterances that identify a conversation, and whether the speaker of the last text ends them."""
+    for end in range(2, len(texts) + 1):
+        window = "\n".join(texts[max(end - LENGTH, 0) : end])
+        if end >= LENGTH or len(window.split()) >= _LONG:
+            yield window, (len(texts) - end) % 2 == 0
 
 
 def split_names(turns: Sequence[Turn]) -> list[str]:
     """Return a name for each turn; turns with the same name must be in one split.
 
-    The turns of a conversation have the same name, from both sides. So have dialogues with the same persona, unless
-    this would join more than half of the personas, as in ConvAI2, where each persona takes part in many conversations.
+    The turns of a conversation have the same name, from both sides. So have turns with the same persona, unless this
+    would join more than half of the personas, as in ConvAI2, where each persona takes part in many conversations.
     """
-    dialogues: list[list[Turn]] = []
-    for turn in turns:
-        if dialogues and _continues(dialogues[-1][-1], turn):
-            dialogues[-1].append(turn)
-        else:
-            dialogues.append([turn])
-    conversations = _conversation_keys(dialogues)
-    personas = [_persona_key(dialogue) for dialogue in dialogues]
-    groups = _groups([*keys, *persona] for keys, persona in zip(conversations, personas, strict=True))
-    by_persona = not _joins_too_many(groups, personas)
-    if not by_persona:
-        groups = _groups(conversations)
-    names: dict[int, str] = {}
-    for group, dialogue in zip(groups, dialogues, strict=True):
-        name = _name(dialogue, by_persona)
-        names[group] = min(name, names.get(group, name))
-    return [names[group] for group, dialogue in zip(groups, dialogues, strict=True) for _ in dialogue]
+    keys = _keys(turns)
+    own_names = [turn.name for turn in turns]
+    names = _joined(own_names, [[*own, turn.persona] for own, turn in zip(keys, turns, strict=True)])
+    n_joined = Counter(name for name, _ in {*zip(names, own_names, strict=True)})
+    if max(n_joined.values(), default=0) <= max(2, n_joined.total() / 2):
+        return names
+    return _joined([digest(turn.task.inputs) for turn in turns], keys)
 
 
-def _continues(before: Turn, turn: Turn) -> bool:
-    """Return True if a turn follows the one before it in the file in the same dialogue."""
-    if (before.dialogue, before.block, before.persona) != (turn.dialogue, turn.block, turn.persona):
-        return False
-    if turn.dialogue is not None or turn.block is not None:
-        return True
-    said, history = before.task.inputs["history"], turn.task.inputs["history"]
-    if not said:
-        return len(history) > 0
-    return said[-1] in history[:-1]
+def _keys(turns: Sequence[Turn]) -> list[list[Hashable]]:
+    """Return the keys of each turn, with the windows that occur from both sides.
 
-
-def _conversation_keys(dialogues: Sequence[Sequence[Turn]]) -> list[list[Hashable]]:
-    """Return values for each dialogue that are equal for both sides of a conversation."""
-    views = [_windows_of(dialogue) for dialogue in dialogues]
-    seen = {window for view in views for window in view}
-    short = {next(iter(view)).texts for view in views if len(view) == 1}
+    A history may hold only the partner's utterances, as in LAPDOG's files, so neighbouring turns are joined, too.
+    """
+    texts = [utterances(turn.task) for turn in turns]
+    between: list[set[tuple[str, bool]]] = []
+    for (first, before), (second, said) in pairwise(zip(turns, texts, strict=True)):
+        joined = [*before[-2:], *said[-2:]] if first.persona == second.persona else []
+        between.append(set(windows(joined)))
+    with_neighbours = zip(texts, [(), *between], [*between, ()], strict=False)  # longer if there are no turns
+    views = [{*windows(said), *before, *after} for said, before, after in with_neighbours]
+    seen = set[tuple[str, bool]]().union(*views)
     keys: list[list[Hashable]] = []
-    for dialogue, view in zip(dialogues, views, strict=True):
-        of_dialogue: list[Hashable] = []
-        for window in view:
-            from_other_side = Window(window.texts, not window.ends_with_speaker)
-            if from_other_side in seen and (len(window.texts) == WINDOW or window.texts in short):
-                of_dialogue.append(window.texts)
-        first = dialogue[0]
-        if first.dialogue is not None:
-            of_dialogue.append(first.dialogue)
-        if first.persona and first.partner:
-            of_dialogue.append(frozenset([first.persona, _in_order(first.partner)]))
-        keys.append(of_dialogue)
+    for turn, view in zip(turns, views, strict=True):
+        keys.append([*turn.keys, *(window for window, is_own in view if (window, not is_own) in seen)])
     return keys
 
 
-def _windows_of(dialogue: Sequence[Turn]) -> set[Window]:
-    """Return the windows of a dialogue: of its turns in order, and of the history and reply of each turn.
-
-    Neither is enough: turns may be missing, and a history may be cut, or hold only the partner's utterances. The first
-    two utterances are a window too; they identify a conversation only if one side has no others.
-    """
-    in_order: list[str] = []
-    of_dialogue: set[Window] = set()
-    for turn in dialogue:
-        texts = utterances(turn.task)
-        in_order += texts[-2:]
-        of_dialogue.update(windows(texts))
-    of_dialogue.update(windows(in_order))
-    if len(in_order) > 1:
-        of_dialogue.add(Window(tuple(in_order[:2]), len(in_order) % 2 == 0))
-    return of_dialogue
-
-
-def _persona_key(dialogue: Sequence[Turn]) -> list[Hashable]:
-    """Return the persona of a dialogue as a key; an empty list if it does not decide the split."""
-    first = dialogue[0]
-    if first.dialogue is not None or not first.persona:
-        return []
-    return [("persona", first.persona)]
-
-
-def _joins_too_many(groups: Sequence[int], personas: Sequence[Sequence[Hashable]]) -> bool:
-    by_group: dict[int, set[Hashable]] = {}
-    for group, persona in zip(groups, personas, strict=True):
-        by_group.setdefault(group, set()).update(persona)
-    n_all = len(set().union(*by_group.values()))
-    return any(len(joined) > max(2, n_all / 2) for joined in by_group.values())
-
-
-def _name(dialogue: Sequence[Turn], by_persona: bool) -> str:
-    first = dialogue[0]
-    if first.dialogue is not None:
-        return first.dialogue
-    if first.block is not None and not first.persona:
-        return str(first.block)
-    return digest(first.task.inputs["persona"]) if by_persona else digest(first.task.inputs, first.task.answers)
-
-
-def _in_order(persona: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(map(plain, persona)))
-
-
-def _groups(members: Iterable[Iterable[Hashable]]) -> list[int]:
-    """Return the first member of each member's group; members with an equal key are in one group."""
-    parents: list[int] = []
-    owners: dict[Hashable, int] = {}
-
-    def root(number: int) -> int:
-        while parents[number] != number:
-            parents[number] = parents[parents[number]]
-            number = parents[number]
-        return number
-
-    for number, keys in enumerate(members):
-        parents.append(number)
-        for key in keys:
-            first, second = sorted([root(owners.setdefault(key, number)), root(number)])
-            parents[second] = first
-    return [root(number) for number in range(len(parents))]
+def _joined(names: list[str], keys: Sequence[Sequence[Hashable]]) -> list[str]:
+    """Give turns with a key in common the least of their names, until no name changes."""
+    while True:
+        least: dict[Hashable, str] = {}
+        for name, own in zip(names, keys, strict=True):
+            for key in own:
+                least[key] = min(name, least.get(key, name))
+        before = names
+        names = [min([name, *map(least.__getitem__, own)]) for name, own in zip(before, keys, strict=True)]
+        if names == before:
+            return names

@@ -18,26 +18,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 from leret.config.data import FileSettings
 from leret.core.types import Document, Task, digest
 from leret.datasets.formats.base import HUB, Fields, FileReader, optional_text, text, text_list, wrong
-from leret.datasets.formats.conversations import Turn, split_names
+from leret.datasets.formats.conversations import Turn, plain, split_names
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed
 from leret.datasets.splits import SPLITS, split_of
 
 _SILENCE = "__SILENCE__"  # stands for the partner's utterance if the other speaker begins
-_TABLES = frozenset({".csv", ".tsv", ".parquet"})
 _NOT_DOCUMENT = frozenset({"persona", "history", "reply", "question", "stories"})
 """Fields of dialogues, which a document does not have."""
 
-_QUESTION = re.compile(
-    r"\s*(?:persona:(?P<persona>.*?))?\bcontext:\s*(?P<context>(?:[QR]:.*)?)", re.DOTALL | re.IGNORECASE
-)
-_LABEL = re.compile(r"(?<!\S)([QRqr]):")
+_QUESTION = re.compile(r"\s*(?:persona:(.*?))?\bcontext:\s*((?:[QR]:.*)?)", re.DOTALL | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b(?:dr|mr|ms|st)\.)(?<!\bmrs\.)\s+|\s*\n\s*", re.IGNORECASE)
 
 
@@ -45,9 +42,7 @@ class DialogueReader(FileReader):
     """Reads all three formats; a file is JSON if it begins with a brace or a bracket."""
 
     def fits(self, record: Fields) -> bool:
-        question = record.get("question")
-        in_one_text = isinstance(question, str) and question.lstrip().lower().startswith(("persona:", "context:"))
-        return in_one_text or super().fits(record)
+        return super().fits(record) or _QUESTION.fullmatch(str(record.get("question"))) is not None
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         pairs = list(super().tasks(data, problems))
@@ -62,33 +57,30 @@ class DialogueReader(FileReader):
 
 
 def _is_convai2(path: Path) -> bool:
-    if not _TABLES.isdisjoint(path.suffixes):
-        return False
     with open_compressed(path) as file:
         start = file.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return not start.startswith((b"{", b"[", b"PAR1"))
+    return not start.startswith((b"{", b"[", b"PAR1")) and not {".csv", ".tsv"} & set(path.suffixes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Line(Record):
     """A turn of a ConvAI2 file."""
 
-    block: int = 0  # first line of the dialogue
-    partner: tuple[str, ...] = ()  # the partner's persona
+    start: int = 0  # first line of the dialogue
 
 
 def _turn(record: Record, task: Task) -> Turn:
-    if isinstance(record, _Line):
-        return Turn(task, block=record.block, partner=record.partner)
-    name = record.value.get("dialogue")
-    return Turn(task, dialogue=None if name in (None, "") else str(name))
+    label, persona = record.value.get("dialogue"), task.inputs["persona"]
+    if label not in (None, ""):
+        return Turn(task, str(label), ("dialogue", label))
+    name = digest(persona or task.inputs)
+    keys = [record.start] if isinstance(record, _Line) else []
+    return Turn(task, name, frozenset(map(plain, persona)) or name, keys)
 
 
 def _turns(path: Path, problems: Problems) -> Iterator[Record]:
     """Yield each turn of a ConvAI2 file as a record with the fields of the JSON format."""
-    personas: dict[str, list[str]] = {"your": [], "partner's": []}
-    history: list[str] = []
-    start = 0
+    persona, history, start = list[str](), list[str](), 0
     for number, line in lines(path, problems):
         with problems.at(f"{path}:{number}"):
             head, _, rest = line.partition(" ")
@@ -96,10 +88,11 @@ def _turns(path: Path, problems: Problems) -> Iterator[Record]:
                 fault = f"{line[:60]!r} is not a ConvAI2 line; each line is a number, a space and a text"
                 raise BadRecord("broken line", fault)
             if head == "1":
-                personas, history, start = {"your": [], "partner's": []}, [], number
+                persona, history, start = [], [], number
             who, mark, sentence = rest.partition(" persona: ")
-            if mark and who in personas:
-                personas[who].append(sentence.strip())
+            if mark and who in {"your", "partner's"}:
+                if who == "your":
+                    persona.append(sentence.strip())
                 continue
             said, _, reply = rest.partition("\t")
             reply = reply.partition("\t")[0].strip()
@@ -108,9 +101,9 @@ def _turns(path: Path, problems: Problems) -> Iterator[Record]:
                 raise BadRecord("broken line", fault)
             if said.strip() not in {"", _SILENCE}:
                 history.append(said.strip())
-            name = f"{path.name.partition('.')[0]}-{number}"
-            value = {"id": name, "persona": personas["your"], "history": [*history], "reply": reply}
-            yield _Line(f"{path}:{number}", number, value, block=start, partner=tuple(personas["partner's"]))
+            value = {"id": f"{path.name.partition('.')[0]}-{number}", "persona": persona, "history": [*history]}
+            answered = {"reply": reply, "dialogue": None if persona else str(start)}
+            yield _Line(f"{path}:{number}", number, {**value, **answered}, start=start)
             history.append(reply)
 
 
@@ -132,40 +125,26 @@ def _parted(record: Fields) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     question = text(record, "question")
     parts = _QUESTION.fullmatch(question)
     if parts is None:
-        form = "persona: SENTENCES context: Q: UTTERANCE R: UTTERANCE Q: UTTERANCE"
-        advice = f"it should be '{form}', or use the fields persona, history and reply"
+        advice = "it should be 'persona: SENTENCES context: Q: UTTERANCE R: UTTERANCE Q: UTTERANCE'"
         raise BadRecord("broken dialogue", f"field 'question' is {question[:60]!r}; {advice}")
-    sentences = _SENTENCE_END.split((parts["persona"] or "").strip())
-    inputs = {
-        "persona": [sentence for sentence in sentences if sentence],
-        "history": _utterances(parts["context"]),
-    }
+    persona = filter(None, _SENTENCE_END.split((parts[1] or "").strip()))
     replies = text_list(record, "answers")
-    if not replies and "answer" in record:
-        replies = (text(record, "answer"),)
     if not replies:
         raise BadRecord("empty field", 'field \'answers\' has no reply; add it, as in "answers": ["i am fine"]')
-    return inputs, tuple(reply.strip() for reply in replies)
+    return {"persona": list(persona), "history": _utterances(parts[2])}, tuple(map(str.strip, replies))
 
 
 def _utterances(context: str) -> list[str]:
     """Part a context at its labels; ``q:`` is no label in a context that begins with ``Q:``, or the reverse."""
     if not context:
         return []
-    is_lower = context[0].islower()
-    labels = [label for label in _LABEL.finditer(context) if label[1].islower() == is_lower]
-    said: list[str] = []
-    for number, label in enumerate(labels):
-        end = labels[number + 1].start() if number + 1 < len(labels) else len(context)
-        utterance = context[label.end() : end].strip()
-        if number and label[1] == labels[number - 1][1]:
-            fault = f"two {label[0]!r} in a row before {utterance[:60]!r}; Q: and R: should alternate"
-            raise BadRecord("broken dialogue", fault)
-        if not utterance and number:
-            raise BadRecord("broken dialogue", f"no utterance after {label[0]!r} number {number + 1} of the context")
-        if utterance and utterance != _SILENCE:
-            said.append(utterance)
-    return said
+    labels = "qr" if context[0].islower() else "QR"
+    _, *parts = re.split(rf"(?<!\S)([{labels}]):", context)
+    said = [utterance.strip() for utterance in parts[1::2]]
+    if "" in said[1:] or any(map(eq, parts[::2], parts[2::2])):
+        fault = f"Q: and R: do not alternate in {context[:60]!r}, or one has no utterance"
+        raise BadRecord("broken dialogue", fault)
+    return [utterance for utterance in said if utterance not in {"", _SILENCE}]
 
 
 def _texts(record: Fields, name: str) -> list[Any]:

@@ -5,13 +5,14 @@ from itertools import chain
 import pytest
 
 from leret.config.data import DataSettings
-from leret.core.types import Task
-from leret.datasets.formats.conversations import Turn, Window, plain, split_names, utterances, windows
+from leret.core.types import Task, digest
+from leret.datasets.formats.conversations import Turn, plain, split_names, utterances, windows
 from leret.datasets.load import load_tasks
 
 
-def turn(persona, history, reply, **dialogue):
-    return Turn(Task("t", {"persona": persona, "history": history}, answers=(reply,)), **dialogue)
+def turn(persona, history, reply, *keys):
+    task = Task("t", {"persona": persona, "history": history}, answers=(reply,))
+    return Turn(task, digest(persona), frozenset(map(plain, persona)), keys)
 
 
 def sides(number, n, personas):
@@ -106,26 +107,47 @@ def test_equal_turns_of_one_side_are_different_conversations():
 
 
 def test_names_do_not_depend_on_the_order_of_the_views():
-    talks = [view for pair in conversations(3, 6, 10) for view in pair]
-    turns = [
-        [turn(persona, [said], reply, block=block)] for block, (persona, _, [*_, (said, reply)]) in enumerate(talks)
+    views = [view for pair in conversations(3, 6, 10) for view in pair]
+    dialogues = [
+        [turn(persona, [said], reply, number) for said, reply in turns]
+        for number, (persona, _, turns) in enumerate(views)
     ]
-    forward = split_names(list(chain(*turns)))
-    assert split_names(list(chain(*reversed(turns)))) == forward[::-1]
+    backward = split_names(list(chain(*reversed(dialogues))))
+    names = dict(zip((id(one) for one in chain(*reversed(dialogues))), backward, strict=True))
+    assert split_names(list(chain(*dialogues))) == [names[id(one)] for one in chain(*dialogues)]
 
 
 def test_a_greeting_does_not_join_conversations():
-    a, b, c, d = (
-        turn([name], ["hi", "hello", text], f"{text} too", dialogue=name)
-        for name, text in zip("abcd", ("tea", "milk", "beer", "wine"), strict=True)
-    )
-    other_side = turn(["e"], ["hi", "hello"], "how are you", dialogue="e")
-    assert len(set(split_names([a, b, c, d, other_side]))) == 5
+    dialogues = [turn([name], ["hi", "hello", name], f"{name} too") for name in ("tea", "milk", "beer", "wine")]
+    other_side = turn(["e"], ["hi", "hello"], "how are you")
+    assert len(set(split_names([*dialogues, other_side]))) == 5
+
+
+def test_personas_share_a_split_unless_most_of_them_would():
+    def talks(partners):
+        return [view for a, b in partners for view in sides(f"{a}{b}", 6, ([f"i am {a}"], [f"i am {b}"]))]
+
+    def names(partners):
+        turns = [
+            turn(persona, [said], reply, i)
+            for i, (persona, _, pairs) in enumerate(talks(partners))
+            for said, reply in pairs
+        ]
+        return len(set(split_names(turns)))
+
+    assert names(["ab", "ac", "de", "fg", "hi"]) == 4
+    assert names(["ab", "bc", "cd", "de"]) == 4  # one chain: each conversation for itself
+
+
+def test_no_turns_have_no_names():
+    assert split_names([]) == []
 
 
 def test_windows_tell_the_sides_apart():
-    assert list(windows(["a", "b", "c", "d"])) == [Window(("a", "b", "c"), False), Window(("b", "c", "d"), True)]
-    assert list(windows(["ok", "ok", "ok"])) == []
+    assert list(windows(["a", "b", "c", "d"])) == [("a\nb\nc", False), ("b\nc\nd", True)]
+    assert list(windows(["six words are in this text", "and here are four more"])) == [
+        ("six words are in this text\nand here are four more", True)
+    ]
 
 
 def test_utterances_are_those_of_dialogues_only():

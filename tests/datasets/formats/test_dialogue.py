@@ -149,8 +149,8 @@ def test_a_corpus_without_stories_is_refused(convai2, tmp_path, row, says):
     [
         ('{"question": "persona: i sing. context: hello", "answers": ["a"]}\n', ":1: field 'question' is"),
         ('{"question": "persona: i sing. Q: hello", "answers": ["a"]}\n', ":1: field 'question' is"),
-        ('{"question": "context: Q: a Q: b", "answers": ["a"]}\n', ":1: two 'Q:' in a row before 'b'"),
-        ('{"question": "context: Q: a R: Q: b", "answers": ["a"]}\n', ":1: no utterance after 'R:'"),
+        ('{"question": "context: Q: a Q: b", "answers": ["a"]}\n', ":1: Q: and R: do not alternate in 'Q: a Q: b'"),
+        ('{"question": "context: Q: a R: Q: b", "answers": ["a"]}\n', ":1: .*one has no utterance"),
         ('{"question": "context: Q: a", "answers": []}\n', ":1: field 'answers' has no reply"),
         ('{"question": "context: Q: a"}\n', ":1: field 'answers' has no reply"),
         ("your persona: i sing .\n", ":1: .*not a ConvAI2 line"),
