@@ -218,7 +218,7 @@ def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
         return sum(_spelling(part, ids) is not None for part in parts) / max(1, len(parts))
 
     splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
-    best: list[str] = max(splits, key=share)
+    best = max(splits, key=share)
     return tuple(best)
 
 

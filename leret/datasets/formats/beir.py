@@ -16,7 +16,7 @@ from pathlib import Path
 from leret.config.data import FileSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.formats.base import HUB, text, whole_number
+from leret.datasets.formats.base import HUB, text
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record, lines, records
 from leret.datasets.splits import SPLITS, SplitName
@@ -26,6 +26,9 @@ _HEADER = re.compile(
     r"\s(score|rel(evance)?|label|grade)",
     re.IGNORECASE,
 )
+_BEIR = re.compile(r"([^\t]*\S[^\t]*)\t([^\t]*\S[^\t]*)\t\s*(-?[0-9]{1,18})\s*")
+_HEADLESS = re.compile(rf"(?!.*\tq?0\t){_BEIR.pattern}", re.IGNORECASE)  # "0" may be TREC's second column
+_TREC = re.compile(r"(\S+)\s+q?0\s+(\S+)\s+(-?[0-9]{1,18})\s*", re.IGNORECASE)
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
 
@@ -65,15 +68,21 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
     """Map each judged query to the first of train, dev and test that judges it, and to its grades there."""
     judgements: dict[str, tuple[SplitName, dict[str, int]]] = {}
     for path, split in _qrels(folder, problems).items():
-        width = 0  # number of columns
+        forms = [_HEADLESS, _TREC]  # the first line decides
         for number, line in lines(path, problems, "\r\n"):
-            cells = line.split("\t") if "\t" in line else line.split()
-            if not width and _HEADER.fullmatch(line):
-                width = len(cells)
+            if len(forms) > 1 and _HEADER.fullmatch(line):
+                forms = [_BEIR] if line.count("\t") == 2 else [_TREC]
                 continue
             with problems.at(f"{path}:{number}"):
-                query, doc_id, grade = _judgement(line, cells, width)
-                width = len(cells)
+                match = next(filter(None, [form.fullmatch(line) for form in forms]), None)
+                if match is None:
+                    fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
+                    advice = (
+                        "or TREC's query-id, 0, corpus-id and a whole number; use one format, and BEIR's header or none"
+                    )
+                    raise BadRecord("broken qrels", f"{fault}, {advice}")
+                forms = [match.re]
+                query, doc_id, grade = match[1], match[2], int(match[3])
                 first, grades = judgements.setdefault(query, (split, {}))
                 if first != split:
                     raise LeftOut("query judged in an earlier split")
@@ -81,23 +90,6 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
                     fault = f"query {query!r} and document {doc_id!r} have two scores, {grades[doc_id]} and {grade}"
                     raise BadRecord("two scores", f"{fault}; remove one")
     return judgements
-
-
-def _judgement(line: str, cells: list[str], width: int) -> tuple[str, str, int]:
-    """Return the query id, the document id and the score of a line in BEIR's or TREC's format.
-
-    ``width`` is the number of columns of the lines before, if any.
-    """
-    n = len(cells)
-    is_numbered = n > 2 and cells[1].strip().lower() in ("0", "q0")
-    is_beir = n == 3 and "\t" in line and (width == n or not is_numbered)
-    is_trec = n == 4 and is_numbered
-    score = whole_number(cells[-1])
-    if not (is_beir or is_trec) or width not in (0, n) or score is None or not all(map(str.strip, cells)):
-        fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
-        advice = "or TREC's query-id, 0, corpus-id and a whole number; use one format, and BEIR's header or none"
-        raise BadRecord("broken qrels", f"{fault}, {advice}")
-    return cells[0], cells[-2], score
 
 
 def _qrels(folder: Path, problems: Problems) -> dict[Path, SplitName]:

@@ -46,7 +46,9 @@ def _task(record: Fields) -> Task:
 
 
 def _inputs(record: Fields) -> dict[str, Any]:
-    inputs = _mapping(record, "inputs", "an object with the program's inputs by name")
+    inputs = record.get("inputs") or {}
+    if not isinstance(inputs, Mapping):
+        raise field.wrong("inputs", inputs, "an object with the program's inputs by name")
     if inputs and not ("question" in record or "query" in record):
         return dict(inputs)
     if "question" in inputs:
@@ -54,17 +56,10 @@ def _inputs(record: Fields) -> dict[str, Any]:
     return {"question": field.text(record, "question", "query"), **inputs}
 
 
-def _mapping(record: Fields, name: str, expected: str) -> Mapping[str, Any]:
-    value = record.get(name)
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return {}
-    if not isinstance(value, Mapping):
-        raise field.wrong(name, value, expected)
-    return value
-
-
 def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
-    value = _mapping(record, "relevance", "whole numbers by document id")
+    value = record.get("relevance") or {}
+    if not isinstance(value, Mapping):
+        raise field.wrong("relevance", value, "whole numbers by document id")
     for doc_id, grade in value.items():
         if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
             raise field.wrong(f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents")

@@ -30,7 +30,8 @@ from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.formats.jsonl import JSONL, no_documents
 from leret.datasets.records import BadRecord
 
-_LABELS = ("NOT_SUPPORTED", "SUPPORTED")  # in the order of their numbers on the Hub; -1: the test set has no labels
+_LABELS = {"SUPPORTED": "SUPPORTED", "1": "SUPPORTED", "NOT_SUPPORTED": "NOT_SUPPORTED", "0": "NOT_SUPPORTED"}
+_NO_LABEL = {"-1", "None", ""}  # in the test set
 
 
 def _titles(record: Fields) -> tuple[str, ...]:
@@ -70,12 +71,9 @@ def _hotpotqa(record: Fields) -> Task:
 
 def _hover(record: Fields) -> Task:
     value = record.get("label")
-    if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < len(_LABELS):
-        label = None if value < 0 else _LABELS[value]
-    else:
-        label = field.optional_text(record, "label")
-    if label not in (None, *_LABELS):
-        raise field.wrong("label", value, " or ".join(_LABELS))
+    label = _LABELS.get(str(value))
+    if label is None and str(value) not in _NO_LABEL:
+        raise field.wrong("label", value, "SUPPORTED or NOT_SUPPORTED")
     hops = field.optional_number(record, "num_hops")
     return Task.question(field.text(record, "uid"), field.text(record, "claim"), label, _titles(record), label, hops)
 
