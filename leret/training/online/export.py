@@ -87,12 +87,12 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
     for group in samples.groups():
         for name, members in groupby(group.samples, attrgetter("prompt")):
             scored = training_rewards(list(members), unparsed_reward)
-            if all(sample.token_ids is None for sample, _ in scored):
+            if all(sample.logprobs is None for sample, _ in scored):
                 continue
             advantages = _advantages([reward for _, reward in scored])
             prompt = prompts.ids(group.state, name, [sample.n_prompt_tokens for sample, _ in scored])
             for (sample, reward), advantage in zip(scored, advantages, strict=True):
-                if sample.token_ids is None:  # sampled without `sampling.token_ids`
+                if sample.token_ids is None or sample.logprobs is None:  # sampled without `sampling.token_ids`
                     continue
                 n += 1
                 yield {
@@ -101,7 +101,7 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
                     "question_id": sample.task_id,
                     "prompt_ids": prompt,
                     "completion_ids": list(sample.token_ids),
-                    "logprobs": list(sample.logprobs or ()),
+                    "logprobs": list(sample.logprobs),
                     "reward": reward,
                     "parts": json.dumps(sample.components),
                     "advantage": advantage,
