@@ -66,7 +66,6 @@ from leret.policies.local.chat_template import dated
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.runner import ProgramRunner
 from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever
@@ -78,7 +77,6 @@ from leret.sampling.bank.bank import load_bank, save_bank
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
-from leret.sampling.trial import refuse_format
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.data import TrainingExample
 from leret.training.model import training_record
@@ -302,8 +300,6 @@ class CompileJob:
                     role=self.role, reward=scoring(reward), final=final and scoring(final, "final"),
                     n_continuations=settings.n_continuations,
                 )  # fmt: skip
-                if not self.run.store.exists():
-                    _in_thread(asyncio.run, self._check_format(plan))
                 if settings.prompts > len(self.prompts) == 1:
                     self.prompts = self._bank(final or reward if settings.reward is None else reward)
                 plan = replace(plan, prompts=tuple(self.prompts))
@@ -344,18 +340,6 @@ class CompileJob:
             save_bank(self.run, bank, wanted)
             self.log("prompts", f"made {len(bank)} of {wanted} prompts", scores=[prompt.score for prompt in bank])
         return bank
-
-    async def _check_format(self, plan: SamplingPlan) -> None:
-        """Raise PolicyError if no completion of the first examples parses."""
-        lm = next(iter(self.trained.values()))
-        searches = nullcontext() if self.retriever is None else closing(SearchBatcher(self.retriever))
-        with searches as search:
-
-            def runner_of(adapter: dspy.Adapter) -> ProgramRunner:
-                read = lm.engine.reader(lm.model)
-                return ProgramRunner.over(self.program.deepcopy(), adapter, search, self.rm, read)
-
-            await refuse_format(plan, self.adapter, list(self.examples), runner_of)
 
     async def _sample(self, plan: SamplingPlan) -> None:
         program = self.program.deepcopy()

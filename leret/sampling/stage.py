@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,6 @@ from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.merge import merge_shards
 from leret.sampling.store.store import Store
-from leret.sampling.trial import refuse_format, runner_with
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
 """Function that samples tasks into R/shards in other processes: (recipe, run, policy digest, tasks, progress)."""
@@ -295,8 +293,6 @@ async def sample_session(
                 n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
                 token_ids=settings.token_ids,
             )  # fmt: skip
-            if run.manifest.bank is None and settings.max_unparsed_rate < 1:
-                await refuse_format(plan, environment.adapter, tasks, partial(runner_with, environment, search))
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             plan = replace(plan, prompts=tuple(prompts))
             plan = await with_credit(plan, environment.runner(search), tasks, run)

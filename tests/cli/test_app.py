@@ -61,10 +61,13 @@ def test_a_group_without_a_command_shows_its_help_and_succeeds(group):
     assert (code, f"leret {group}" in out, "Commands" in out) == (0, True, True)
 
 
-def test_recipes_are_listed_on_a_line_each_and_shown_by_a_short_name(monkeypatch):
+def test_recipes_are_listed_and_shown_by_a_short_name(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # lines are wrapped on a terminal
     lines = leret("recipes", "list")[1].splitlines()
     assert max(map(len, lines)) <= 80
+    monkeypatch.delenv("FORCE_COLOR")
+    lines = leret("recipes", "list")[1].splitlines()
     assert all(".yaml " in line or ".py " in line for line in lines)
     shown = (ROOT / "training" / "demo-sft.yaml").read_text(encoding="utf-8").strip()
     assert leret("recipes", "show", "demo-sft") == (0, shown + "\n")

@@ -45,7 +45,7 @@ def test_only_an_index_is_replaced_and_only_by_force(index):
     ("args", "says"),
     [
         (["--kind", "bm25"], "or --kind and --corpus"),
-        (["--kind", "bm26", *BM25[2:]], "--kind: 'bm26' is not one of"),
+        (["--kind", "bm26", *BM25[2:]], "--kind retriever.kind: 'bm26' is not one of"),
         ([*BM25, "--set", "k2=1"], "retriever.k2: unknown key"),
         ([*BM25, "--set", "k1=.inf"], "retriever.k1: input should be a finite number"),
         (["--kind", "pubmed", *BM25[2:]], "pubmed has no index to build"),

@@ -113,7 +113,7 @@ FILES = {
     "another set's file": ("musique", HOTPOT, "'paragraphs' should be a list"),
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
     "no corpus": ("hover", HOVER, r"set data\.corpus"),
-    "an unknown kind": ("hotpot", HOTPOT, "data.kind 'hotpot'; available: jsonl, beir"),
+    "an unknown kind": ("hotpot", HOTPOT, "data.kind 'hotpot'; did you mean hotpotqa.*available: jsonl, beir"),
 }  # fmt: skip
 
 

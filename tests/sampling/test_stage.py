@@ -118,7 +118,7 @@ def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypa
     monkeypatch.setattr(FakePolicy, "_one", lambda self, request, seed: Completion("zzz", "stop", 1, 1))
     told = " | ".join(sample(recipe_of(), run).notes)
     assert "no run for making demos had a reward above 0" in told
-    assert "at 60 of 60 states all rewards are equal; raise policy.temperature or sampling.samples" in told
+    assert "only 0 of 60 states have samples with different rewards" in told
     assert "retriever.k is 2" in estimate(recipe_of(), run).notes[0]
 
 
@@ -229,10 +229,9 @@ def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
 
 def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
     server.lie = blank(1.0)
-    for prompts in (1, 3):  # before the prompt bank
-        with pytest.raises(PolicyError, match=r"8 of 8 completions .*: ' ' is .*Adapter reads.* a new run directory"):
+    for prompts in (1, 3):
+        with pytest.raises(PolicyError, match=r"completions do not parse.*: ' ' is .*Adapter reads.*`leret trial"):
             sample(served(server, samples=1, prompts=prompts), Run.create(run.path / str(prompts)))
-    assert server.answered <= 2 * 20
     raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
     assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)
 

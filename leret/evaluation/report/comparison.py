@@ -131,12 +131,14 @@ def _label(groups: Mapping[str, Any], group: str, system: str | None) -> str:
 def _pairs(groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield pairs of labels; some may lack scores."""
     (first, (base, *_)), *others = groups.items()
+    kinds = {row["system"]: _ORDER.index(row["kind"]) for row in summaries[base]["rows"]}
     if not others:
-        yield from ((pair["a"], pair["b"]) for pair in summaries[base]["comparisons"])
+        for pair in sorted(summaries[base]["comparisons"], key=lambda pair: kinds[pair["a"]]):
+            yield pair["a"], pair["b"]
     for group, (i, *_) in others:
         yield _label(groups, group, summaries[i].get("focus")), _label(groups, first, summaries[base].get("focus"))
-        for row in sorted(summaries[base]["rows"], key=lambda row: _ORDER.index(row["kind"])):
-            yield _label(groups, group, row["system"]), _label(groups, first, row["system"])
+        for system in sorted(kinds, key=kinds.__getitem__):
+            yield _label(groups, group, system), _label(groups, first, system)
 
 
 def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> dict[str, _Scores]:

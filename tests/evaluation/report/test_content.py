@@ -96,7 +96,8 @@ def test_rewards_by_step_spread_failures_and_margins(tmp_path):
     path = run.preferences / "train.parquet"
     pq.write_table(pa.table({"step": [0, 1], "score_chosen": [1.0, 0.5], "score_rejected": [0.5, 0.25]}), path)
     rewards, margins = {0: [0.5, 1.0], 1: [0.5, 0.5]}, {0: [0.5], 1: [0.25]}
-    assert training_data(run) == TrainingData(rewards, margins, n_states=2, n_spread=1, failures={"parse": 1})
+    counts = {"n_states": 2, "n_spread": 1, "failures": {"parse": 1}, "n_samples": 5}
+    assert training_data(run) == TrainingData(rewards, margins, **counts)
     run.update(rounds=[{"policy": "demo", "digest": "digest"}, {"policy": "ipo", "digest": "d2", "part": "1/2"}])
     of_round = SampledRound("demo", "all", n_states=2, n_samples=4, mean_reward=0.625, spread=0.5)
     assert training_data(run).rounds == (of_round, SampledRound("ipo", "1/2", 0, 0, 0.0, 0.0))
