@@ -219,7 +219,7 @@ def test_sampling_and_evaluation_run_without_a_refused_key(key, tmp_path, caplog
         "program": {"path": "pipelines/multihop.py:MultiHop", "adapter": {"kind": "compact"}},
         "sampling": {"prompts": 1, "samples": 2},
     }
-    never = {"sample": {"stop"}, "eval": {"stop", "n"}}  # keys that the command does not send
+    never = {"sample": set(), "eval": {"n"}}  # keys that the command does not send
     keys = {"enable_thinking": False, "logprobs": True, "retry_for_s": 0, "top_p": 0.9}
     evaluation.write_text(yaml.dump({"systems": ["base"], "limit": 2, "measures": ["recall"]}))
 
