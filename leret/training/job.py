@@ -259,7 +259,7 @@ class TrainingRecord:
 
     @property
     def unit(self) -> str:
-        """What a step of the log is: an optimizer step or a round."""
+        """Name what a step of the log is: an optimizer step or a round."""
         return "step" if self.rounds is None else "round"
 
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:

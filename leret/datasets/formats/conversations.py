@@ -90,10 +90,10 @@ def _joined(names: list[str], keys: Sequence[Sequence[Hashable]]) -> list[str]:
     """Give turns with a key in common the least of their names, until no name changes."""
     while True:
         least: dict[Hashable, str] = {}
-        for name, own in zip(names, keys, strict=True):
-            for key in own:
+        for name, view in zip(names, keys, strict=True):
+            for key in view:
                 least[key] = min(name, least.get(key, name))
         before = names
-        names = [min([name, *map(least.__getitem__, own)]) for name, own in zip(before, keys, strict=True)]
+        names = [min([name, *map(least.__getitem__, view)]) for name, view in zip(before, keys, strict=True)]
         if names == before:
             return names
