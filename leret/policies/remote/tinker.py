@@ -56,8 +56,11 @@ class TinkerServer:
             yield
         except self._faults as error:
             what = f"no result in {self.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+            status = getattr(error, "status_code", 0)
+            if status == 401 and self._key.reveal() is None:
+                what += "; name the variable with the key for this server in policy.api_key_env"
             failure = PolicyError(f"{self.url}: {self._key.redact(what)}")
-            raise failure if 400 <= getattr(error, "status_code", 0) < 500 else failure.failed() from error
+            raise failure if 400 <= status < 500 else failure.failed() from error
 
     def call(self, ask: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call a method of the client and wait for the result of its future."""

@@ -58,6 +58,8 @@ def test_the_key_is_needed_and_stays_secret(settings, monkeypatch):
     with pytest.raises(PolicyError, match=r"AuthenticationError.*401") as error:
         asyncio.run(probe(changed(settings, api_key_env="OTHER_KEY")))
     assert (error.value.exit_code, "tml-unknown" in str(error.value)) == (2, False)
+    with pytest.raises(PolicyError, match=r"401.*name the variable .* in policy\.api_key_env"):
+        asyncio.run(probe(changed(settings, api_key_env=None)))
     monkeypatch.delenv("TINKER_API_KEY")
     with pytest.raises(ConfigError, match="TINKER_API_KEY is not set"):
         make_policy(settings)

@@ -44,7 +44,8 @@ def learner(kind, recipe, base, settings):
 @pytest.mark.parametrize("name", UPDATES)
 def test_a_round_is_learnt_as_in_lerets_own_loop(stub, base, name):
     recipe, loss = changed(UPDATES[name][0], learning_rate=1e-4), UPDATES[name][1]  # Adam enlarges rounding errors
-    settings = TinkerPolicySettings(model=BASE, url=stub.url, tokenizer=str(base))
+    server = {"url": stub.url, "api_key_env": "TINKER_API_KEY"}
+    settings = TinkerPolicySettings(model=BASE, tokenizer=str(base), **server)
     remote = learner(TinkerLearner, recipe, base, settings)
     remote.policy.renew("0")
     asked = [Request(({"role": "user", "content": text},), (1, 2, 3, 4), 1.0, 6) for text in ("the city", "a river ?")]
