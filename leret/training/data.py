@@ -248,6 +248,7 @@ class TokenEncoder:
         self.enable_thinking = enable_thinking
         self._sampler = PromptEncoder(tokenizer, None, str(tokenizer.name_or_path), enable_thinking)
         self._ends = self._sampler.set_ends([end, *stops])
+        self._size = len(tokenizer.get_vocab())
 
     def encode(self, examples: Sequence[TrainingExample], *, same_tokenizer: bool = False) -> list[Encoded]:
         """Encode examples; with ``same_tokenizer``, their token ids are from a sampler with this tokenizer.
@@ -291,7 +292,7 @@ class TokenEncoder:
         """
         if ids is None:
             return None
-        fault = self._sampler.fault_of(ids, text, len(self.tokenizer))
+        fault = self._sampler.fault_of(ids, text, self._size)
         if fault is None:
             complete = is_cut or ids[-1] in self._ends
             return list(ids) if complete else [*ids, self.end]
