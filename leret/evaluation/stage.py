@@ -63,20 +63,12 @@ def evaluate(
     path, page = evaluation.directory / "summary.json", evaluation.page
     if (before := evaluation.done()) is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
-    choice = choosing(evaluation)
-    values: dict[str, float] = {}
-    if choice is not None:
-        values = _values(evaluate(choice, run, progress=progress).summary)
+    values = _chosen_on(evaluation, progress)
     with dated(run.manifest.date), Environment.open(run) as environment:
         questions = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, questions, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _summary(evaluation, questions, results)
-        if recipe.choose_on == recipe.split:
-            values = _values(summary)
-        summary["focus"] = focus(evaluation.systems, values)
-        if values:
-            summary["chosen_on"] = values
+        summary = _with_focus(_summary(evaluation, questions, results), evaluation, values)
         measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
         shown = _examples(evaluation, environment, questions.tasks, results, summary["focus"], measure)
         with run.writing():
@@ -91,6 +83,24 @@ def evaluate(
         write_page(run, page, summary, shown, trees)  # reads the summary
         _mark(evaluation, summary)
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
+
+
+def _chosen_on(evaluation: Evaluation, progress: Progress | None) -> dict[str, float]:
+    """Evaluate the policies on the split that chooses one of them; return their values, none if there is no choice."""
+    recipe = choosing(evaluation)
+    if recipe is None:
+        return {}
+    return _values(evaluate(recipe, evaluation.run, progress=progress).summary)
+
+
+def _with_focus(summary: dict[str, Any], evaluation: Evaluation, values: dict[str, float]) -> dict[str, Any]:
+    """Add ``focus`` (the policy to deliver) and, if it was chosen by a measure, ``chosen_on`` (value by policy)."""
+    if evaluation.recipe.choose_on == evaluation.recipe.split:
+        values = _values(summary)
+    summary["focus"] = focus(evaluation.systems, values)
+    if values:
+        summary["chosen_on"] = values
+    return summary
 
 
 def _values(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -259,7 +259,7 @@ class TrainingRecord:
 
     @property
     def unit(self) -> str:
-        """Name what a step of the log is: an optimizer step or a round."""
+        """Return the unit of the steps in the log: ``step`` (an optimizer step) or ``round``."""
         return "step" if self.rounds is None else "round"
 
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
