@@ -59,9 +59,9 @@ def split_names(turns: Sequence[Turn]) -> list[str]:
     would join more than half of the personas, as in ConvAI2, where each persona takes part in many conversations.
     """
     keys = _keys(turns)
-    own_names = [turn.name for turn in turns]
-    names = _joined(own_names, [[*own, turn.persona] for own, turn in zip(keys, turns, strict=True)])
-    n_joined = Counter(name for name, _ in {*zip(names, own_names, strict=True)})
+    old_names = [turn.name for turn in turns]
+    names = _joined(old_names, [[*turn_keys, turn.persona] for turn_keys, turn in zip(keys, turns, strict=True)])
+    n_joined = Counter(name for name, _ in {*zip(names, old_names, strict=True)})
     if max(n_joined.values(), default=0) <= max(2, n_joined.total() / 2):
         return names
     return _joined([digest(turn.task.inputs) for turn in turns], keys)
@@ -90,10 +90,10 @@ def _joined(names: list[str], keys: Sequence[Sequence[Hashable]]) -> list[str]:
     """Give turns with a key in common the least of their names, until no name changes."""
     while True:
         least: dict[Hashable, str] = {}
-        for name, view in zip(names, keys, strict=True):
-            for key in view:
+        for name, turn_keys in zip(names, keys, strict=True):
+            for key in turn_keys:
                 least[key] = min(name, least.get(key, name))
         before = names
-        names = [min([name, *map(least.__getitem__, view)]) for name, view in zip(before, keys, strict=True)]
+        names = [min([name, *map(least.__getitem__, turn_keys)]) for name, turn_keys in zip(before, keys, strict=True)]
         if names == before:
             return names

@@ -72,7 +72,7 @@ class _Line(Record):
 def _turn(record: Record, task: Task) -> Turn:
     label, persona = record.value.get("dialogue"), task.inputs["persona"]
     if label not in (None, ""):
-        return Turn(task, str(label), ("dialogue", label))
+        return Turn(task, str(label), ("dialogue", str(label)))
     name = digest(persona or task.inputs)
     keys = [record.start] if isinstance(record, _Line) else []
     return Turn(task, name, frozenset(map(plain, persona)) or name, keys)

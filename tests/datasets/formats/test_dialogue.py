@@ -165,3 +165,16 @@ def test_a_broken_line_is_reported_with_its_place(tmp_path, text, says):
     path.write_text(text)
     with pytest.raises(DataError, match=says):
         load_tasks(settings(path))
+
+
+def test_a_dialogue_may_have_a_name_of_any_type(tmp_path):
+    rows = [
+        {"persona": [name], "history": ["hi"], "reply": f"so {name}", "dialogue": label}
+        for label in (0, "0", 7, [1], {"a": 2}, True)
+        for name in ("a", "b", "c")
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({**row, "id": str(place)}) for place, row in enumerate(rows)))
+    splits = [task.split for task in load_tasks(settings(path)).items]
+    assert all(len(set(splits[place : place + 3])) == 1 for place in range(0, 18, 3))
+    assert splits[0] == splits[3]
