@@ -108,12 +108,12 @@ def corrected(placed: Placed, model: type[BaseModel], more: Collection[str] = ()
             model.model_validate(placed.value)
             return placed, problems
         except ValidationError as error:
-            typos = [_typo(detail, model, placed, more) for detail in error.errors()]
-        hits = [typo for typo in typos if typo is not None]
-        kinds = [typo for typo in hits if typo[1] in _TAGS]  # the kind decides which keys are known
-        if not hits:
+            details = [_typo(detail, model, placed, more) for detail in error.errors()]
+        typos = [typo for typo in details if typo is not None]
+        kinds = [typo for typo in typos if typo[1] in _TAGS]  # the kind decides which keys are known
+        if not typos:
             return placed, problems
-        for key, right, value, message in kinds or hits:
+        for key, right, value, message in kinds or typos:
             problems.append(f"{placed.at(key)}{dotted(key)}: {message}")
             placed = _replaced(placed, key, right, value, more)
 

@@ -49,7 +49,7 @@ def load_program(
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         takes = ", ".join(list(parameters)[1:]) or "nothing"
         near = nearest(unknown[0], [*list(parameters)[1:], *ProgramSettings.model_fields])
-        raise ProgramError(f"{name} takes {takes}{near}; remove program.{', program.'.join(unknown)} from the recipe")
+        raise ProgramError(f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe{near}")
     try:
         program = cls(**arguments)
     except USER_ERRORS as error:
