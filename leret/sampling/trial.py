@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.environment import Environment, scorable
-from leret.rollouts.failures import BOUNDARIES, FAILURES, MIN_UNPARSED
+from leret.rollouts.failures import BOUNDARIES
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import begin
 
@@ -41,9 +41,6 @@ N_FIRST, N_FINAL, N_BEST = 10, 30, 3
 TEMPERATURES = (0.0, 1.0)
 MIN_PARSED, MAX_CUT = 0.95, 0.05
 """Minimum share of completions that parse, and maximum share that max_tokens cuts, of a format that works."""
-
-N_CHECKED, N_OFFERED = 8, 4
-"""Completions of the check before sampling, and of each format that is tried if none of them parses."""
 
 FORMATS: dict[str, dict[str, Any]] = {
     "chat": {"kind": "chat"},
@@ -55,7 +52,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """Keys of `program.adapter` by format."""
 
-_OFFERS = ("compact, prefilled", "compact", "json, prefilled")
 _STEPS = 4  # completions of a question until the first search
 _LIMITS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -222,53 +218,11 @@ def _formats(environment: Environment) -> tuple[list[FormatTrial], int]:
     return trials, limit
 
 
-async def refuse_format(
-    plan: SamplingPlan,
-    adapter: dspy.Adapter,
-    tasks: Sequence[Task],
-    runner_of: Callable[[dspy.Adapter], ProgramRunner],
-) -> None:
-    """Raise PolicyError if no completion of the first tasks parses, and name a format that does, if there is one.
-
-    ``runner_of`` returns a runner of the program with an adapter. At most 20 completions are sampled.
-    """
-    checked = tasks[:N_CHECKED]
-    unparsed = await _unparsed(runner_of(adapter), plan, checked)
-    if len(unparsed) < max(MIN_UNPARSED, len(checked)):
-        return
-    advice = "no format of `leret trial` parses either; use another policy.model"
-    for name in _OFFERS:
-        offer = FormatTrial(name, FORMATS[name])
-        other = make_adapter(AdapterSettings.model_validate(offer.adapter))
-        if not await _unparsed(runner_of(other), plan, tasks[:N_OFFERED]):
-            advice = f"all of {N_OFFERED} completions parse with {offer.flags} (leret.{type(other).__name__})"
-            break
-    raise PolicyError(
-        f"{len(unparsed)} of {len(unparsed)} completions do not parse, for example: {unparsed[0]}; {advice}. "
-        "`leret trial RECIPE` compares all formats by reward. Set program.adapter and name a new run directory"
-    )
-
-
-async def _unparsed(runner: ProgramRunner, plan: SamplingPlan, tasks: Sequence[Task]) -> list[str]:
-    """Return the messages of the tasks' first completions that do not parse; empty after an outage."""
-
-    def role(need: NeedsCompletion) -> Role:
-        return replace(plan.role(need), credit="step", n_samples=1)
-
-    single = replace(plan, prompts=(ZERO_SHOT,), role=role)
-    try:
-        searches = await asyncio.gather(*(_first_search(runner, single, task, 1) for task in tasks))
-    except FAILURES:
-        return []  # sampling reports it
-    failures = [sample.failure for search in searches for sample in search.samples]
-    return [failure.message for failure in failures if failure is not None and failure.kind == "parse"]
-
-
-async def _first_search(runner: ProgramRunner, plan: SamplingPlan, task: Task, n_steps: int = _STEPS) -> FirstSearch:
+async def _first_search(runner: ProgramRunner, plan: SamplingPlan, task: Task) -> FirstSearch:
     sampler, point = StateSampler(runner, None, plan), await begin(runner, task)
     samples: list[Sample] = []
     reward = 0.0
-    while isinstance(point.need, NeedsCompletion) and len(samples) < n_steps:
+    while isinstance(point.need, NeedsCompletion) and len(samples) < _STEPS:
         state = runner.state(task, point.need, len(point.steps))
         sample = (await sampler.sample_state(point, state))[0]
         if sample.failure is not None and sample.failure.kind in BOUNDARIES:

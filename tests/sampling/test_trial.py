@@ -1,10 +1,8 @@
-import asyncio
 import json
 import re
 
 import pytest
 
-from leret.core.errors import PolicyError
 from leret.policies.base import Completion
 from leret.sampling import trial
 from leret.sampling.trial import TEMPERATURES, FirstSearch, FormatTrial, try_formats
@@ -69,33 +67,6 @@ def test_max_tokens_cuts_at_most_one_completion_of_twenty():
         tried.searches[temperature] = [FirstSearch([sample], 1.0) for sample in samples]
     tried.limit_tokens(128)
     assert (tried.max_tokens, tried.measured(0.0).cut, tried.works) == (48, 0.05, True)
-
-
-def test_the_refusal_names_a_format_that_parses(cache):
-    policy = Follower("query:")
-    recipe = recipe_of(program={"path": f"{trial.__file__.partition('leret/')[0]}pipelines/multihop.py:MultiHop"})
-    recipe = recipe.model_copy(
-        update={"program": recipe.program.model_copy(update={"adapter": trial.AdapterSettings(kind="chat")})}
-    )
-    with policy_is(policy), pytest.raises(PolicyError, match="8 of 8") as raised:
-        asyncio.run(refused(recipe, cache, policy))
-    assert "--set program.adapter.kind=compact" in str(raised.value)
-    assert "(leret.CompactAdapter)" in str(raised.value)
-    assert len(policy.requests) <= 20
-
-
-async def refused(recipe, cache, policy):
-    with trial.Environment(recipe, cache) as environment:
-        search = trial.SearchBatcher(environment.retriever)
-        plan = trial._plan(recipe, policy, 0.0, 8)
-
-        def runner_of(adapter):
-            return trial.ProgramRunner.over(environment.program(), adapter, search)
-
-        try:
-            await trial.refuse_format(plan, environment.adapter, environment.tasks(), runner_of)
-        finally:
-            search.close()
 
 
 def test_the_command_prints_a_row_per_format_and_the_flags(cache):

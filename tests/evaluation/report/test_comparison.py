@@ -136,7 +136,9 @@ def test_tables_are_escaped_markdown_and_latex(tmp_path):
 def test_the_delivered_policy_comes_first_and_baselines_last(tmp_path):
     runs = []
     for i in range(2):
-        runs.append(evaluated(tmp_path / f"r{i}", {"oracle": BASE[i], "base": BASE[1 - i], "ipo": IPO[i]}, beta=0.1 + i))
+        runs.append(
+            evaluated(tmp_path / f"r{i}", {"oracle": BASE[i], "base": BASE[1 - i], "ipo": IPO[i]}, beta=0.1 + i)
+        )
         file = runs[-1].eval / "summary.json"
         summary = json.loads(file.read_text())
         for row, kind in zip(summary["rows"], ("baseline", "base", "policy"), strict=True):
