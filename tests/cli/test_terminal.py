@@ -35,7 +35,7 @@ def interrupted(child, when):
         child.expect(when)
         child.sendintr()
         child.expect(pexpect.EOF, timeout=PROMPT_S)
-    assert (child.exitstatus, "error: stopped; " in child.before) == (130, True), child.before
+    assert (child.exitstatus, "stopped; " in child.before) == (130, True), child.before
     assert "Traceback" not in child.before
     return str(child.before)
 

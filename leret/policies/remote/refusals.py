@@ -75,6 +75,7 @@ class Refusals:
         self._server = server
         self._refused: frozenset[str] = frozenset()  # names in `_WITHOUT`
         self._accepted: set[str] = set()
+        self._shapes: set[tuple[Any, ...]] = set()  # of requests that succeeded: keys, temperature and top_p
         self._locks: Any = WeakKeyDictionary()  # by event loop
 
     async def send(self, body: Body, ask: Ask[T]) -> T:
@@ -83,7 +84,7 @@ class Refusals:
         Raises:
             RejectedError: the request is refused for another reason.
         """
-        sent = _without(body, self._refused)
+        sent = _without(body, self._refused) if self._refused else body
         try:
             answer = await ask(sent)
         except RejectedError as error:
@@ -91,7 +92,10 @@ class Refusals:
                 raise
             refusal = error
         else:
-            self._accepted.update(map(_name, sent, sent.values()))
+            shape = (*sent, sent.get("temperature"), sent.get("top_p"))
+            if shape not in self._shapes:  # once per kind of request
+                self._shapes.add(shape)
+                self._accepted.update(map(_name, sent, sent.values()))
             return answer
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if sent == _without(body, self._refused):  # else another request found the key meanwhile
