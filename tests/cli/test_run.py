@@ -161,7 +161,7 @@ def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy,
     logs = [json.loads((run.policies / n / "training.json").read_text())["log_history"] for n in ("one", "two")]
     one, two = ([entry["loss"] for entry in log] for log in logs)
     assert len(one) == 3
-    # Sums over fewer rows round differently; two updates make 2e-5 of it on an AMD processor, 2e-7 on an Intel one.
+    # Sums over fewer rows round differently; on one kind of processor, the difference is 2e-5 after two updates.
     assert two == pytest.approx(one, rel=1e-4)
 
 
