@@ -30,9 +30,7 @@ def contents(run, out):
     samples = read_lines(out)
     pairs = pq.read_table(run / "preferences" / "train.parquet").to_pylist()
     identities = {"state_id", "policy_digest", "chosen_id", "rejected_id"}
-    tokens = {f"{name}_{part}" for name in ("chosen", "rejected") for part in ("finish_reason", "token_ids")}
-    assert all(row["chosen_finish_reason"] == "stop" for row in pairs)
-    pairs = [{key: value for key, value in row.items() if key not in identities | tokens} for row in pairs]
+    pairs = [{key: value for key, value in row.items() if key not in identities} for row in pairs]
     summary = json.loads((run / "eval" / "summary.json").read_text())
     return {
         "samples.jsonl": [rounded({name: row[name] for name in COLUMNS}) for row in samples],
