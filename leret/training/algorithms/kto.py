@@ -29,7 +29,7 @@ _ROUNDING = 1e-9
 class KTORecipe(ExampleRecipe):
     """Kahneman-Tversky optimization."""
 
-    learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
+    learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 5e-4, 1e9: 5e-7}
 
     algorithm: Literal["kto"] = "kto"
     per_device_train_batch_size: int = Field(16, ge=2, description="completions per batch and device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class PPORecipe(WritingRecipe):
     """Proximal policy optimization; defaults suit query augmentation with a model of about 100M parameters."""
 
-    learning_rates: ClassVar[tuple[float, float]] = (5e-4, 1e-6)
+    learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 5e-4, 1e9: 1e-6}
 
     algorithm: Literal["ppo"] = "ppo"
     num_generations: PositiveInt = Field(1, description="completions per state; PPO does not compare completions")
