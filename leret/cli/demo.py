@@ -278,10 +278,9 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
 
 
 def _is_small(model: str, limit: int = _SMALL_BYTES) -> bool:
-    """Return True for a local directory with a small policy. Hub models are not downloaded to check the size.
+    """Return True for a local directory with a small policy, of at most ``limit`` bytes.
 
-    Args:
-        limit: maximum size of the weights, in bytes.
+    Hub models are not downloaded to check the size.
     """
     from leret.policies.checkpoints import find_model
 
