@@ -15,6 +15,7 @@ from leret.core.runs import Run
 from leret.datasets.splits import split_of
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion, PromptTooLongError
+from leret.sampling.bank import bank
 from leret.sampling.estimate import estimate
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
@@ -234,6 +235,14 @@ def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
             sample(served(server, samples=1, prompts=prompts), Run.create(run.path / str(prompts)))
     raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
     assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)
+
+
+def test_a_bank_of_a_policy_that_parses_nothing_stops_after_its_first_questions(run, server, monkeypatch):
+    monkeypatch.setattr(bank, "_FIRST", 6)
+    server.lie = blank(1.0)
+    with pytest.raises(PolicyError, match=r"6 of 6 completions do not parse"):
+        sample(served(server, samples=1, prompts=3), run)
+    assert server.answered == 6
 
 
 def test_a_long_run_of_which_most_completions_do_not_parse_stops(run, server):

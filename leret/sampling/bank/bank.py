@@ -29,6 +29,8 @@ from leret.rollouts.failures import refuse_unparsed
 from leret.rollouts.walk import RolloutRunner
 from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
 
+_FIRST = 16  # questions that are tried first: if no completion parses, the others are not
+
 
 async def load_or_build_bank(
     run: Run,
@@ -144,10 +146,13 @@ async def _zero_shot(
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     decoding = Decoding(lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed)
     actor = PolicyActor(policy, environment.formatter, decoding)
-    rollouts = await RolloutRunner(environment.runner(searches), actor).run(
-        train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1)
-    )
-    unparsed = [rollout.failure for rollout in rollouts if rollout.failure and rollout.unparsed]
-    if len(unparsed) == len(rollouts):
-        refuse_unparsed(unparsed, len(unparsed), len(rollouts), settings.max_unparsed_rate)
+    runner = RolloutRunner(environment.runner(searches), actor)
+    rollouts: list[Rollout] = []
+    for part in (train[:_FIRST], train[_FIRST:]):
+        rollouts += await runner.run(
+            part, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1)
+        )
+        unparsed = [rollout.failure for rollout in rollouts if rollout.failure and rollout.unparsed]
+        if len(unparsed) == len(rollouts):
+            refuse_unparsed(unparsed, len(unparsed), len(rollouts), settings.max_unparsed_rate)
     return rollouts
