@@ -87,6 +87,9 @@ def init(
     policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
+    program: Annotated[
+        str | None, typer.Option(metavar="FILE.py:NAME", help="Your dspy.Module. Default: a program of leret.")
+    ] = None,
     out: Annotated[Path, console.output_directory("Directory for sample.yaml and eval.yaml.")] = Path(),
     trial: Annotated[
         bool, typer.Option(help="Try formats on some questions, and write the best into the recipe.")
@@ -94,7 +97,7 @@ def init(
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
     data = _starter_data(questions, corpus, fields or [])
-    sampling, evaluation = _write_starter(data, out, policy, model, weights, trial)
+    sampling, evaluation = _write_starter(data, out, policy, model, weights, program, trial)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     _warn_of_missing_models(sampling)
     console.done(f"wrote {sampling} and {evaluation}")
@@ -132,7 +135,13 @@ def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[
 
 
 def _write_starter(
-    data: dict[str, Any], out: Path, policy: str | None, model: str | None, weights: str | None, trial: bool
+    data: dict[str, Any],
+    out: Path,
+    policy: str | None,
+    model: str | None,
+    weights: str | None,
+    program: str | None,
+    trial: bool,
 ) -> tuple[Path, Path]:
     """Check data and policy. Write an evaluation recipe, and a sampling recipe that starts with the next commands."""
     from leret.datasets.inspect import inspect
@@ -141,6 +150,9 @@ def _write_starter(
     for path in filter(Path.exists, paths):
         raise ConfigError(f"{path} already exists; choose another directory with --out")
     values = _policy_values(data, policy, model, weights)
+    if program is not None and values["road"] not in ("local", "served", "small", "pretrained"):
+        raise ConfigError("--program needs a language model; add --policy MODEL, or --policy URL --model NAME")
+    values |= {"program": program, "exclude_seen": program is None or _has_search(data, values["lm"], program)}
     report = inspect(_recipe({**data, "merge_questions": True}).data)
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
@@ -152,7 +164,8 @@ def _write_starter(
         values["road"] = "rerank" if most == 1 else "expand-pick"
         console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
     packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
-    values["large"] = values["road"] == "served" or not _is_small(values["lm"].get("model", ""), _LARGE_BYTES)
+    is_local = values["road"] == "local"
+    values["large"] = values["road"] == "served" or (is_local and not _is_small(values["lm"]["model"], _LARGE_BYTES))
     values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
     values |= {"sampling": paths[0], "evaluation": paths[1], "run": _free_run(out), "best": None}
     out.mkdir(parents=True, exist_ok=True)
@@ -164,6 +177,18 @@ def _write_starter(
         values["best"] = _best_format(paths[0])
         write_atomically(paths[0], _rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
     return paths
+
+
+def _has_search(data: Mapping[str, Any], lm: Mapping[str, Any], program: str) -> bool:
+    """Load a program, given as FILE.py:Name. Return True if it has a `leret.Search`."""
+    from leret.config.load import flag_recipe
+    from leret.programs.load import load_program
+    from leret.programs.search import Search
+
+    sections = {"data": {**data}, "policy": {**lm}, "program": {"path": program}}
+    recipe = flag_recipe(sections, {"program.path": "--program"})
+    path, _, name = recipe.program.path.rpartition(":")
+    return any(True for _ in load_program(Path(path), name, {}).named_sub_modules(type_=Search))
 
 
 def _best_format(recipe: Path) -> FormatTrial | None:
@@ -203,7 +228,7 @@ def _policy_values(
     if policy == "english":
         return {"road": "english", "lm": {"model": policy}, "weights": None}
     if not served:
-        small = _is_small(_recipe(data, {"model": policy}).policy.model)
+        small = _is_small(_recipe(data, {"model": policy}).policy.model, _SMALL_BYTES)
         return {"road": "small" if small else "local", "lm": {"model": policy}, "weights": None}
     lm = {"kind": "openai", "model": model, "urls": [policy]}
     _recipe(data, lm)
@@ -277,7 +302,7 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
     return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
-def _is_small(model: str, limit: int = _SMALL_BYTES) -> bool:
+def _is_small(model: str, limit: int) -> bool:
     """Return True for a local directory with a small policy, of at most ``limit`` bytes.
 
     Hub models are not downloaded to check the size.

@@ -73,20 +73,49 @@ ROADS = {
     "hub": ("--policy Qwen/Qwen2.5-0.5B-Instruct", LORA),
     "large directory": ("--policy owner/large", LORA),
     "pretrained": ("--policy minilm", MINILM),
+    "own program": ("--policy owner/large --program mine.py:Mine", LORA),
+    "small policy, own program": ("--policy small --program mine.py:Mine", MINILM),
     "server": (f"--policy {URL} --model 'a: b'", []),
     "server of a hub model": (f"--policy {URL} --model o/n", [*LORA, "train grpo"]),
     "server with weights": (f"--policy {URL} --model b --weights 'a b'", [*LORA, "train grpo"]),
 }
 
 
+MINE = """
+import dspy, leret
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question -> query")
+        self.search = leret.Search(k=3)
+
+    def forward(self, question):
+        return self.search(self.write(question=question).query)
+"""
+
+
+def test_init_refuses_a_program_that_it_cannot_load_or_train(folder, policy):
+    shutil.copytree(policy, "small")
+    Path("mine.py").write_text(MINE, encoding="utf-8")
+    for flags, says in (
+        ("--program mine.py:Mine", "--program needs a language model"),
+        ("--policy small --program mine.py:Yours", "no dspy.Module 'Yours'; available: Mine"),
+        ("--policy small --program yours.py:Mine", "--program"),
+    ):
+        assert says in refused("init", *FILES, *flags.split())
+        assert not Path("sample.yaml").exists()
+
+
 @pytest.mark.parametrize("data", ["jsonl", "beir"])
 @pytest.mark.parametrize("road", ROADS)
 def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypatch, road, data):
-    if road == "large directory":
+    if "large" in ROADS[road][0]:
         monkeypatch.setattr("leret.cli.demo._SMALL_BYTES", 0)
     for name in ("small", "a b", "owner/large"):
         shutil.copytree(policy, name)
     write_beir(folder / "beir")
+    Path("mine.py").write_text(MINE, encoding="utf-8")
     flags, trainings = ROADS[road]
     files = FILES if data == "jsonl" else ["--questions", "beir"]
     out = succeeds("init", *files, *shlex.split(flags), "--out", "my recipes", "--no-trial")
@@ -105,6 +134,7 @@ def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypa
     recipe = yaml.load(text)
     assert recipe["data"]["kind"] == data
     assert road == "rerank" or (recipe["retriever"]["k"], recipe["retriever"]["exclude_seen"]) == (3, True)
+    assert (recipe["program"]["path"] == "mine.py:Mine") == ("own program" in road)
 
 
 def test_init_reranks_where_most_questions_have_one_gold_document(folder, monkeypatch):
