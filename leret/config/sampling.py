@@ -166,15 +166,6 @@ class SamplingSettings(Settings):
         return (self.reward,) if self.final is None else (self.reward, self.final)
 
 
-class PretrainSettings(Settings):
-    """Training of a small policy by `leret pretrain`, on demonstrations written without gold documents."""
-
-    kind: Literal["minilm"] = Field(description="a decoder on MiniLM's weights, trained on your corpus")
-    steps: PositiveInt | None = None
-    seed: int = 0
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
 class SamplingRecipe(Settings):
     """The recipe of `leret sample`. Later stages read it from the run."""
 
@@ -186,7 +177,9 @@ class SamplingRecipe(Settings):
     )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
-    pretrain: Annotated[PretrainSettings | None, Free()] = None
+    pretrain: Annotated[dict[str, Any] | None, Free()] = Field(
+        None, description="settings of `python -m models pretrain`, which checks them"
+    )
 
     @property
     def by_predictor(self) -> dict[str, PolicySettings]:
