@@ -102,7 +102,7 @@ def test_launch_and_kill_start_and_stop_one_server(weights, engine):
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
-        ({"engine": "vlm"}, ConfigError, "launch_kwargs: engine: 'vlm' is not one of vllm, sglang, tgi"),
+        ({"engine": "vlm"}, ConfigError, "launch_kwargs: engine: 'vlm' is not one of vllm, tgi"),
         ({"engine": "vllm", "executable": "/bin/false", "timeout_s": 20}, PolicyError, "exited with code 1"),
     ],
 )
