@@ -15,6 +15,7 @@ from pydantic import (
     SerializeAsAny,
     Tag,
     field_validator,
+    model_validator,
 )
 
 from leret.config.base import Free, RecipePath, Settings
@@ -85,9 +86,16 @@ class PartSettings(Settings):
         None, description="for similarity (an encoder, such as minilm) and answer_likelihood (an LM)"
     )
     factor: bool = Field(False, description="multiply the mixed reward of the other parts by this part")
-    gain: Literal["raw-question", "closed-book"] | None = Field(
-        None, description="subtract the value of a search with the question, or of a reply without passages"
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gain(cls, part: Any) -> Any:
+        """Drop ``gain: null``, which run.yaml files of earlier versions have."""
+        if not isinstance(part, dict) or "gain" not in part:
+            return part
+        if part["gain"] is not None:
+            raise ValueError("gain is no longer supported; remove it")
+        return {name: value for name, value in part.items() if name != "gain"}
 
     @property
     def arguments(self) -> dict[str, Any]:
