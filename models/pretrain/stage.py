@@ -20,12 +20,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leret.config.base import Settings
+from leret.config.messages import problems_of
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import POLICIES, minilm_directory
 from leret.core.errors import ConfigError, TrainingError
 from leret.core.files import require_writable
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
+from leret.core.yaml import Placed
 from leret.datasets.leaks import write_fingerprints
 from leret.policies.local.decoder import Decoder, Job
 from leret.programs.adapters import CompactAdapter, make_adapter
@@ -139,19 +141,16 @@ def minilm_settings(section: Mapping[str, Any]) -> MiniLMSettings:
     try:
         settings = PretrainSettings.model_validate(section)
     except ValidationError as error:
-        raise _refused("pretrain", error) from None
+        placed = Placed(dict(section), {(): "pretrain"})
+        raise ConfigError(problems_of(error, PretrainSettings, placed)) from None
     keys: dict[str, Any] = {"seed": settings.seed}
     if settings.steps is not None:
         keys["steps"] = settings.steps
     try:
         return MiniLMSettings.model_validate({**keys, **settings.options})
     except ValidationError as error:
-        raise _refused("pretrain.options", error) from None
-
-
-def _refused(place: str, error: ValidationError) -> ConfigError:
-    faults = ((".".join(map(str, fault["loc"])), fault["msg"], fault["input"]) for fault in error.errors())
-    return ConfigError([f"{place}.{key} is {value!r}: {text}" for key, text, value in faults])
+        faults = ((".".join(map(str, fault["loc"])), fault["msg"], fault["input"]) for fault in error.errors())
+        raise ConfigError([f"pretrain.options.{key} is {value!r}: {text}" for key, text, value in faults]) from None
 
 
 def data_names(

@@ -24,9 +24,12 @@ def test_options_of_minilm_are_its_keys():
 
 
 def test_keys_of_the_section_are_checked():
-    for section, key in (({"kind": "other"}, "kind"), ({"kind": "minilm", "minutes": 3}, "minutes")):
-        with pytest.raises(ConfigError, match=rf"pretrain\.{key} is "):
-            minilm_settings(section)
+    for change, says in (
+        ({"kind": "other"}, "pretrain: kind"),
+        ({"stepz": 3}, "stepz: unknown key; did you mean steps"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            minilm_settings({"kind": "minilm", **change})
 
 
 def test_the_package_is_looked_for_before_data_are_read(tmp_path, monkeypatch):
