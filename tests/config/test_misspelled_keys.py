@@ -63,7 +63,7 @@ def check_each_key(value, model, folder, overrides):
     file = folder / "recipe.yaml"
     file.write_text(dump(value), encoding="utf-8")
     assert problems_in(file, model, overrides) == []
-    keys = list(keys_in(value))
+    keys = [key for key in keys_in(value) if key[0] != "pretrain" or len(key) == 1]  # `python -m models` reads these
     for number, key in enumerate(keys):
         file.write_text(dump(misspelled(value, key, wrong_spelling(key[-1], number))), encoding="utf-8")
         [problem] = problems_in(file, model, overrides)
@@ -118,7 +118,7 @@ def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, world, tmp_path
     monkeypatch.chdir(world)
     value = load(path.read_text(encoding="utf-8"))
     model = STAGES[path.parent.name]
-    alone = {name: item for name, item in value.items() if name not in {"train", "eval", "pretrain"}}
+    alone = {name: item for name, item in value.items() if name not in {"train", "eval"}}
     check_each_key(alone, model, tmp_path, overrides_for(alone, model, world))
     for stage, recipe in stages_of(value):
         check_each_key(recipe, stage, tmp_path, [])
