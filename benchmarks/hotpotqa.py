@@ -1,7 +1,7 @@
 """Train and evaluate a MiniLM policy on HotpotQA for several seeds, with controls and baselines.
 
-    leret pretrain sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
-    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/bench/hotpotqa
+    python -m models pretrain sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
+    PYTHONPATH=. python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/bench/hotpotqa
 
 Each seed has its own training questions, sampling and training, from one pretrained policy. All seeds have the same
 test questions. `copy` is the untrained policy with a prompt of demos that copy the question. ``--data`` is the folder
@@ -23,9 +23,9 @@ import pyarrow.parquet
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.datasets.load import load_tasks
-from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf
 from leret.evaluation.statistics import bootstrap_intervals, sign_flip_p
 from leret.programs.prompts import Prompt
+from models.pretrain.heuristics import STYLES, Draft, corpus_idf
 
 SYSTEMS = (
     "raw-question",

@@ -5,7 +5,7 @@
     python benchmarks/online.py sweep|table RUNS --hotpotqa DATA --model POLICY
 
 ``--hotpotqa`` uses HotpotQA's questions (DATA/queries_all.jsonl.gz and DATA/corpus.jsonl.gz) and the small policy that
-`leret pretrain sampling/hotpotqa.yaml` builds, with about 4,800 completions per algorithm.
+`python -m models pretrain sampling/hotpotqa.yaml` builds, with about 4,800 completions per algorithm.
 
 RUNS is a directory for the runs. Finished runs are kept, so a command can be stopped and repeated, and ``--algorithms``
 can divide the work between several commands. Sampling draws 9,600 completions. Offline algorithms train on these;

@@ -1,7 +1,7 @@
 """Compare leret.LeReT with DSPy's optimizers at equal LM calls, on several programs in the demo's world.
 
     python benchmarks/optimizer.py --seeds 0 1 2 --out runs/bench/optimizer
-    python benchmarks/optimizer.py --programs two --systems LeReT LeReT-grpo BootstrapFinetune GRPO BootstrapRS
+    python benchmarks/optimizer.py --programs two --systems LeReT LeReT-grpo BootstrapFinetune BootstrapRS
     python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
     python benchmarks/optimizer.py --policy agent --answers --test 200
 
@@ -27,7 +27,6 @@ import dspy
 import numpy as np
 from dspy.evaluate.metrics import EM, F1
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch, BootstrapFinetune
-from dspy.teleprompt.grpo import GRPO
 from dspy.utils.callback import BaseCallback
 
 import leret
@@ -243,13 +242,6 @@ def optimize(system, name, seed, splits, options, n_calls, out):
             times = max(1, round(n_calls / (a_run * len(train))))
             optimizer = Finetune(metric=lambda *of: recall(*of) == 1, train_kwargs={**keys, "run_dir": out})
             best = optimizer.compile(student, trainset=train * times)
-        elif system == "GRPO":
-            optimizer = GRPO(
-                metric=recall, exclude_demos=True, num_threads=16, seed=seed, num_dspy_examples_per_grpo_step=8,
-                num_rollouts_per_grpo_step=8, num_train_steps=max(1, round(n_calls / (a_run * 64))),
-                train_kwargs={"learning_rate": 1e-4, "seed": seed, "run_dir": out},
-            )  # fmt: skip
-            best = optimizer.compile(student, trainset=train)
         elif system in ("MIPROv2", "GEPA"):
             best = propose(system, student, train, val, seed, n_calls // a_val)
         else:

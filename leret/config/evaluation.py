@@ -94,8 +94,8 @@ class EvalRecipe(Settings):
     def _without_weights(self) -> Self:
         for section in self.measures:
             for name, part in {} if isinstance(section, str) else section.parts.items():
-                if part.weight != 1 or part.factor or part.gain:
-                    raise ValueError(f"measures: {name} has weight, factor or gain, which only rewards have; remove it")
+                if part.weight != 1 or part.factor:
+                    raise ValueError(f"measures: {name} has weight or factor, which only rewards have; remove it")
         return self
 
     @property

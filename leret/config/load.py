@@ -336,7 +336,11 @@ def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Coll
                 return str(path.resolve())
         if mark.may_be_missing or dotted(key) in optional:
             return str(Path(text).absolute())
-        advice = "run `leret pretrain` on this recipe first, or fix the path" if is_pretrained else mark.advice
+        advice = (
+            "run `python -m models pretrain` on this recipe in a checkout of leret first, or fix the path"
+            if is_pretrained
+            else mark.advice
+        )
         problems.append(f"{placed.label(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}")
         return text
 

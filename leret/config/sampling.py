@@ -15,6 +15,7 @@ from pydantic import (
     SerializeAsAny,
     Tag,
     field_validator,
+    model_validator,
 )
 
 from leret.config.base import Free, RecipePath, Settings
@@ -85,9 +86,16 @@ class PartSettings(Settings):
         None, description="for similarity (an encoder, such as minilm) and answer_likelihood (an LM)"
     )
     factor: bool = Field(False, description="multiply the mixed reward of the other parts by this part")
-    gain: Literal["raw-question", "closed-book"] | None = Field(
-        None, description="subtract the value of a search with the question, or of a reply without passages"
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gain(cls, part: Any) -> Any:
+        """Drop ``gain: null``, which run.yaml files of earlier versions have."""
+        if not isinstance(part, dict) or "gain" not in part:
+            return part
+        if part["gain"] is not None:
+            raise ValueError("gain is no longer supported; remove it")
+        return {name: value for name, value in part.items() if name != "gain"}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -166,15 +174,6 @@ class SamplingSettings(Settings):
         return (self.reward,) if self.final is None else (self.reward, self.final)
 
 
-class PretrainSettings(Settings):
-    """Training of a small policy by `leret pretrain`, on demonstrations written without gold documents."""
-
-    kind: Literal["minilm"] = Field(description="a decoder on MiniLM's weights, trained on your corpus")
-    steps: PositiveInt | None = None
-    seed: int = 0
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
 class SamplingRecipe(Settings):
     """The recipe of `leret sample`. Later stages read it from the run."""
 
@@ -186,7 +185,9 @@ class SamplingRecipe(Settings):
     )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
-    pretrain: Annotated[PretrainSettings | None, Free()] = None
+    pretrain: Annotated[dict[str, Any] | None, Free()] = Field(
+        None, description="settings of `python -m models pretrain`, which checks them"
+    )
 
     @property
     def by_predictor(self) -> dict[str, PolicySettings]:

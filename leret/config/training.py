@@ -21,24 +21,6 @@ class LoraSettings(Settings):
     quantization: Literal["nf4"] | None = Field(None, description="quantize the frozen base model (QLoRA); CUDA only")
 
 
-class OptimizerKeys(Settings):
-    """Optimizer and batch size, named as in TRL and transformers."""
-
-    learning_rate: float | None = Field(None, gt=0, description="None: depends on the model size")
-    optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    per_device_train_batch_size: PositiveInt = Field(16, description="examples per device and batch")
-
-
-class DeviceKeys(Settings):
-    """Seed, device and threads for training."""
-
-    seed: int = 0
-    device: Annotated[str, Free()] = "auto"
-    threads: PositiveInt | None = Field(1, description="CPU threads; 1: training is bit-identical after a resume")
-
-
 class WriterKeys(Settings):
     """Adapter, precision and default learning rates for policies that write text."""
 
@@ -67,7 +49,7 @@ class WriterKeys(Settings):
         return self
 
 
-class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
+class TrainingRecipe(KindSettings):
     """The recipe of `leret train`: keys shared by all algorithms. Data, program and retriever come from the run."""
 
     tag = "algorithm"
@@ -78,6 +60,17 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     name: str | None = Field(None, description="name of the policy in R/policies; None: the algorithm's name")
     init_from: str = Field("base", description="base, a policy of the run, a directory, demo or agent")
     predictors: tuple[str, ...] | None = Field(None, description="train only on samples of these predictors")
+
+    seed: int = 0
+    device: Annotated[str, Free()] = "auto"
+    threads: PositiveInt | None = Field(1, description="CPU threads; 1: training is bit-identical after a resume")
+
+    # Optimizer and batch size, named as in TRL and transformers.
+    learning_rate: float | None = Field(None, gt=0, description="None: depends on the model size")
+    optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    per_device_train_batch_size: PositiveInt = Field(16, description="examples per device and batch")
 
     # Number of steps and learning rate schedule.
     max_steps: PositiveInt | None = Field(None, description="optimizer steps; replaces num_train_epochs")
@@ -224,19 +217,14 @@ class RoundRecipe(TrainingRecipe):
         return self.n_rounds(n_inputs) * self.steps_per_round
 
 
-class ClipKeys(Settings):
-    """Clipping and entropy bonus for policy gradients."""
-
-    epsilon: float = Field(0.2, gt=0, description="clip the probability ratio at 1 - epsilon")
-    epsilon_high: float | None = Field(None, gt=0, description="clip the ratio at 1 + epsilon_high; None: epsilon")
-    entropy_coef: float = Field(0.0, description="weight of the token entropy, subtracted from the loss")
-
-
-class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
+class WritingRecipe(RoundRecipe, WriterKeys):
     """Keys of online algorithms for policies that write text."""
 
     learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 2e-3, 135e6: 4e-5, 1e9: 1e-6}
 
+    epsilon: float = Field(0.2, gt=0, description="clip the probability ratio at 1 - epsilon")
+    epsilon_high: float | None = Field(None, gt=0, description="clip the ratio at 1 + epsilon_high; None: epsilon")
+    entropy_coef: float = Field(0.0, description="weight of the token entropy, subtracted from the loss")
     per_device_train_batch_size: PositiveInt = Field(64, description="completions in memory at once")
     keep_rollouts: Literal["above", "below", "either"] | None = Field(
         None, description="use only completions with all reward parts above (below) their group mean"

@@ -20,7 +20,7 @@ from dspy import lm15
 from dspy.adapters.utils import parse_value
 from dspy.clients.backend_selection import CLIENT_KEYS
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY
-from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
+from dspy.clients.provider import Provider, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
 from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
 from dspy.dsp.utils.utils import dotdict
@@ -31,7 +31,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 from leret.core.errors import ProgramError
 from leret.core.types import Message, Messages, SharedInstance, digest, message
 
-__all__ = ["CLIENT_KEYS", "AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob",
+__all__ = ["CLIENT_KEYS", "AdapterParseError", "ContextWindowExceededError", "LMError", "Provider",
            "TrainDataFormat", "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15",
            "parse_value"]  # fmt: skip
 

@@ -247,7 +247,6 @@ class Outcome:
     prediction: Any = None  # the program's return value; None before it returns
     n_steps: int = 1  # number of LM calls so far
     deep: tuple[tuple[str, ...], ...] = ()  # ranked document ids of each query, up to the rewards' ``depth``
-    baselines: Mapping[str, Outcome] = field(default_factory=dict)  # outcomes to subtract, by kind of ``gain``
 
     @property
     def doc_ids(self) -> tuple[str, ...]:

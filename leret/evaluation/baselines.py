@@ -1,4 +1,4 @@
-"""Baselines for policies: rules in place of the LM; RM3; HyDE; and fusion of other systems' rankings.
+"""Baselines for policies: rules in place of the LM; RM3; and HyDE.
 
 Rules answer the steps of the real program, so the program's cut-offs, hops and `exclude_seen` apply to baselines too.
 """
@@ -13,15 +13,14 @@ from typing import Any
 import dspy
 
 from leret.core.errors import ConfigError, RetrievalError
-from leret.core.types import STOP, Choice, Document, Failure, Hop, LMCall, Passage, Rollout, Task
+from leret.core.types import STOP, Choice, Document, Hop, LMCall, Rollout, Task
 from leret.datasets.corpus import Corpus, find
-from leret.evaluation.results import ScoredHop, first_runs
+from leret.evaluation.results import ScoredHop
 from leret.policies.base import Policy
 from leret.programs.needs import NeedsCompletion, Step
 from leret.programs.prompts import Formatter
 from leret.retrieval.base import Retriever
 from leret.retrieval.engines.bm25 import BM25
-from leret.retrieval.fusion import reciprocal_rank_fusion
 from leret.rollouts.actors import Decoding
 
 _PASSAGE_TOKENS = 128
@@ -191,28 +190,3 @@ def rm3_retriever(retriever: Retriever) -> Retriever:
         return RM3(retriever)
     except RetrievalError as error:
         raise ConfigError(f"systems: rm3 cannot be evaluated ({error}); remove rm3 from `systems`") from error
-
-
-def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
-    """Yield a rollout per question. Each hop fuses the rankings from the systems' first samples by reciprocal rank.
-
-    A system that ended early keeps its last ranking at later hops. A rollout fails if a system failed on the question.
-    """
-    tables = [first_runs(rows) for rows in parts]
-    for question in questions:
-        runs = [table.get(question.id, []) for table in tables]
-        failed = next((row.failure for run in runs for row in run if row.failure is not None), None)
-        if failed is not None or not all(runs):
-            kind, _, message = (failed or "fused: a system has no result for the question").partition(": ")
-            yield Rollout(question.id, (), False, Failure(kind, message))
-            continue
-        runs = [[row for row in run if not row.unparsed] or run for run in runs]
-        n_hops = max(len(run) for run in runs)
-        at_hop = [[run[min(hop, len(run) - 1)] for run in runs] for hop in range(n_hops)]
-        yield Rollout(question.id, tuple(map(_fused, at_hop)), True)
-
-
-def _fused(rows: Sequence[ScoredHop]) -> Hop:
-    rankings = [tuple(Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids) for row in rows]
-    query = " + ".join(row.query for row in rows if row.query)
-    return Hop((query,) if query else (), reciprocal_rank_fusion(rankings, [1.0] * len(rankings)))

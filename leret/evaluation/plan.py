@@ -133,10 +133,7 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         questions = held_out(evaluation, environment)
         tasks = questions.tasks
         steps = steps_of(environment)
-        runs = {
-            s.name: len(tasks) * (s.best_of or (evaluation.samples if s.prompt is not None else 1))
-            for s in evaluation.systems
-        }
+        runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
         if _has_index(environment):  # without an index, no results are stored yet
             evaluator = open_evaluator(evaluation, environment, questions, Progress())
             built = {None, *(name for name, other in evaluator.others.items() if _has_index(other))}

@@ -14,15 +14,13 @@ from typing import Any
 from leret.config.evaluation import ReaderSettings
 from leret.config.policy import PolicySettings, by_predictor
 from leret.core.aio import for_each
-from leret.core.errors import PolicyError, RetrievalError
+from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Failure, Rollout, Task, digest, message
-from leret.datasets.corpus import find
 from leret.evaluation.baselines import (
     HydeActor,
     ScriptedPolicy,
-    fuse,
     marked_question,
     one_search,
     oracle_titles,
@@ -124,7 +122,7 @@ class Evaluator:
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """Return a system's stored results and, for each sample number, the questions without results."""
-        samples = system.best_of or (self.samples if system.prompt is not None else 1)
+        samples = self.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
         results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
         done = results.runs()
@@ -139,8 +137,8 @@ class Evaluator:
     def _key_of(self, system: System) -> str:
         key = self.key if system.retriever is None else digest(self.key, self._retriever(system).digest)
         if system.prompt is None:
-            return digest(key, system.name, *map(self._key_of, system.parts))
-        decoding = self._decoding(system)
+            return digest(key, system.name)
+        decoding = self.decoding
         sampling: list[Any] = [decoding.max_tokens, decoding.temperature, decoding.top_p]
         sampling += [decoding.seed] if decoding.temperature > 0 else []
         sampling += [decoding.limits] if decoding.limits else []
@@ -160,7 +158,7 @@ class Evaluator:
             n_done += 1
             n_failed += rollout.error is not None
             self.progress.advance(1, failures=n_failed)
-            if rollout.failure and not (rollout.unparsed or system.parts) and n_done >= min(_MIN_RUNS, n_runs):
+            if rollout.failure and not rollout.unparsed and n_done >= min(_MIN_RUNS, n_runs):
                 _stop_if_most_failed(rollout.failure, n_failed, n_done, n_before)
 
         wanted = (lambda task: task.gold) if system.method == ORACLE else None
@@ -171,10 +169,8 @@ class Evaluator:
         try:
             if system.prompt is not None:
                 policy = self._open[system.policy or ""]
-                actor: Actor = PolicyActor(policy, environment.formatter, self._decoding(system), system.prompt)
+                actor: Actor = PolicyActor(policy, environment.formatter, self.decoding, system.prompt)
                 work = run(HydeActor(policy, self.decoding) if system.method == HYDE else actor, ended)
-            elif system.parts:
-                work = score(fuse([self.missing(part)[0].rows for part in system.parts], todo[0]))
             elif system.method == ORACLE:
                 places: dict[str, dict[int, int]] = {}
 
@@ -191,11 +187,6 @@ class Evaluator:
         finally:
             self.progress.finish()
 
-    def _decoding(self, system: System) -> Decoding:
-        if system.best_of is None:
-            return self.decoding
-        return replace(self.decoding, temperature=self.environment.recipe.policy.temperature or 1.0)
-
     def _retriever(self, system: System) -> Retriever:
         return (self.environment if system.retriever is None else self.others[system.retriever]).retriever
 
@@ -205,22 +196,19 @@ class Evaluator:
 
     async def _read(self, rollout: Rollout) -> tuple[Rollout, int, int]:
         """Return the rollout with the reader's answer as its prediction, and the reader's LM calls and tokens."""
-        reader, corpus = self.reader, self.environment.corpus
+        reader = self.reader
         if reader is None or rollout.error is not None:
             return rollout, 0, 0
-        best = rollout.ranking[: reader.passages]  # fused:NAME ranks ids without texts
-        passages: list[Any] = [one if one.title or one.text else find(corpus, one.doc_id) for one in best]
+        passages = rollout.ranking[: reader.passages]
         chat = getattr(reader.policy, "template", None) != "plain"
         try:
-            if None in passages:
-                raise RetrievalError("the corpus lacks documents of this ranking; remove the systems fused:NAME")
             task = self._scorer.tasks[rollout.task_id]
             lines = reader_lines(task, passages, reader.words, chat, reader.instruction)
             messages = (message("user", "\n".join(lines)),)
             request = Request(messages, (0,), 0.0, reader.policy.max_tokens, stop=() if chat else ("\n",))
             [completion] = await self._open[None].complete(request)
-        except (PolicyError, RetrievalError) as error:
-            failure = replace(failure_of(error), message=f"reader ({len(best)} passages): {error}")
+        except PolicyError as error:
+            failure = replace(failure_of(error), message=f"reader ({len(passages)} passages): {error}")
             return replace(rollout, finished=False, failure=failure, prediction=None), 0, 0
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
         return replace(rollout, prediction=completion.text.strip()), 1, n_tokens

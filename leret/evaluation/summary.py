@@ -42,7 +42,7 @@ from leret.evaluation.statistics import (
     pairs_of,
     with_holm,
 )
-from leret.evaluation.systems import FUSED, ORACLE, RAW, System
+from leret.evaluation.systems import ORACLE, RAW, System
 from leret.rewards.answers import answer_of
 from leret.rewards.corpus import CorpusMeasure
 
@@ -80,7 +80,7 @@ def summarise(
     hops = max(ends, default=1)
     n_by_measure = _counts([results for _, results in systems], measures)
     measures = list(n_by_measure)
-    scores = {s.name: score_table(r.rows, questions, hops, measures, best=bool(s.best_of)) for s, r in systems}
+    scores = {s.name: score_table(r.rows, questions, hops, measures) for s, r in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, recipe) for name, members in groups.items()}
     pairs = pairs_of({system.name: system.rivals for system, _ in systems}, recipe.baseline)
@@ -121,7 +121,7 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in _without_gold(summary)}
     if not any(recall.values()):
         return None
-    with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline" or r["system"].startswith(FUSED)}
+    with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline"}
     best = max(recall, key=lambda name: (recall[name], name == summary["focus"]))
     others = [name for name in recall if name in with_lm] if best not in with_lm else [summary["baseline"]]
     other = max((name for name in others if name in recall and name != best), key=recall.__getitem__, default=None)
@@ -209,7 +209,10 @@ def _counts(results: Sequence[SystemResults], measures: Sequence[str]) -> dict[s
 def score_table(
     rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str], *, best: bool = False
 ) -> Scores:
-    """Arrange one system's rows (in any order) by question, hop and measure: the mean over runs, or the best run."""
+    """Arrange one system's rows (in any order) by question, hop and measure: the mean over runs.
+
+    ``best`` takes the best run, for the rows with ``best_of`` in results of earlier versions.
+    """
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.hop):
         # an unparsed run ends with one more row: the ranking of its last hop, and the value of the answer
@@ -324,8 +327,8 @@ def _row(
         "unparsed": scores.n_unparsed,
         "seconds": round(results.seconds, 3),
         "lm_calls": results.lm_calls,
-        "best_of": system.best_of,
-        "cost": results.cost(len(groups[None]) if system.best_of else max(1, len(results.runs()))),
+        "best_of": None,  # only results of earlier versions have a number
+        "cost": results.cost(max(1, len(results.runs()))),
         "hops": means[None][system.name],
         "by_type": {
             name: {

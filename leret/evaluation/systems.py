@@ -12,12 +12,10 @@
 ``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
                    ``demos``; a saved program, also from ``demos``; or a policy of any kind from ``actors``
-``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; both are evaluated
-``best-of-8:NAME``  NAME sampled 8 times at the policy's temperature; the best sample counts, so this is an upper bound
 =================  ========================================================================
 
-``SYSTEM@NAME``, for every system except ``rm3`` and ``fused:NAME``, searches with a retriever from the recipe's
-``retrievers``. A retriever that no name in ``systems`` mentions is used with all selected systems.
+``SYSTEM@NAME``, for every system except ``rm3``, searches with a retriever from the recipe's ``retrievers``. A
+retriever that no name in ``systems`` mentions is used with all selected systems.
 
 ``bank`` selects every prompt of the bank, ``policies`` every trained policy.
 """
@@ -26,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -45,10 +42,10 @@ from leret.programs.saved import saved_policies
 RAW = "raw-question"
 ORACLE = "oracle-titles"
 RM3 = "rm3"
-FUSED = "fused:"
 BASE = "base"
 HYDE = "hyde"
-_BEST_OF = re.compile(r"best-of-([1-9]\d*):(.+)")
+_REMOVED = ("best-of-", "fused:")
+"""Prefixes of systems that earlier versions evaluated."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,7 @@ class System:
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
-    best_of: int | None = None  # samples per question, of which the best counts
     retriever: str | None = None  # one of the recipe's ``retrievers``; None: the run's
-    parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
     directories: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     """Predictors of each trained policy, by its directory; empty: all predictors."""
 
@@ -123,7 +118,6 @@ def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
     """Return the systems that a recipe names, each once, in the report's order; ConfigError for unknown names."""
     wanted = set(demos)
-    composed: dict[str, System] = {}
     problems = []
     for name in names:
         if name == "bank":
@@ -132,14 +126,8 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
             wanted |= {s.name for s in systems.values() if s.kind == "policy" and s.retriever is None}
         elif name in systems:
             wanted.add(name)
-        elif name.startswith(FUSED) and name.removeprefix(FUSED) in systems:
-            other = systems[name.removeprefix(FUSED)]
-            wanted |= {RAW, other.name}
-            composed[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
-        elif (match := _BEST_OF.fullmatch(name)) and match[2] in systems and not systems[match[2]].searches:
-            other = systems[match[2]]
-            wanted.add(other.name)
-            composed[name] = replace(other, name=name, kind="prompt", best_of=int(match[1]), rivals=(other.name,))
+        elif name.startswith(_REMOVED):
+            problems.append(f"systems: {name!r} is no longer evaluated; remove it, or use an earlier version of leret")
         else:
             hint = nearest(name, systems) or ";"
             problems.append(f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}")
@@ -147,7 +135,7 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
         raise ConfigError(problems)
     mentioned = {systems[name].retriever for name in wanted}
     wanted |= {s.name for s in systems.values() if s.method in wanted and s.retriever not in mentioned}
-    return [*(system for system in systems.values() if system.name in wanted), *composed.values()]
+    return [system for system in systems.values() if system.name in wanted]
 
 
 def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) -> str | None:

@@ -1,11 +1,11 @@
-"""DSPy provider that serves, finetunes and reinforces policies with local weights on this machine."""
+"""DSPy provider that serves and finetunes policies with local weights on this machine."""
 
 from __future__ import annotations
 
 import atexit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import dspy
 from pydantic import ValidationError
@@ -20,7 +20,6 @@ from leret.core.errors import ConfigError, TrainingError
 from leret.core.yaml import Placed
 from leret.http.endpoints import ApiKey
 from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples
-from leret.optimize.reinforce import GRPOJob
 from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_of, refuse_client_keys
 from leret.policies.load import SERVED, make_policy
 from leret.policies.remote.openai import OpenAIPolicy
@@ -39,15 +38,15 @@ _servers: dict[str, BackgroundServer] = {}
 class Provider(dspy_internals.Provider):
     """Trains the policy of a leret LM, and runs the policy in this process or on a server.
 
-    ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft), or of
-    `leret.optimize.reinforce.GRPOSettings` for GRPO. With ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a
-    server that runs until ``kill``. Other ``launch_kwargs`` are for `leret.policies.serving.launch.BackgroundServer`.
+    ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft). With
+    ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a server that runs until ``kill``. Other ``launch_kwargs``
+    are for `leret.policies.serving.launch.BackgroundServer`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.finetunable = self.reinforceable = True
-        self.TrainingJob, self.ReinforceJob = FinetuneJob, GRPOJob
+        self.finetunable = True
+        self.TrainingJob = FinetuneJob
 
     @staticmethod
     def is_provider_model(model: str) -> bool:
@@ -165,6 +164,13 @@ class LM(PolicyLM):
         """Finetune like ``dspy.LM``, with this LM's ``enable_thinking`` unless ``train_kwargs`` sets another value."""
         keys = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
         return super().finetune(train_data, train_data_format, keys)
+
+    def reinforce(self, train_kwargs: Mapping[str, Any]) -> NoReturn:
+        """Refuse a job of ``dspy.GRPO``, whose groups can mix prompts."""
+        raise TrainingError(
+            'dspy.GRPO cannot train a leret.LM; use leret.LeReT(algorithms=["grpo"], ...), which groups completions by '
+            "prompt"
+        )
 
 
 def _refuse_without_server(**arguments: Any) -> None:

@@ -52,7 +52,7 @@ def policy_directory(name: str | Path) -> Path | None:
         return None
     path = policy_path(name)
     if not (path / "config.json").is_file():
-        raise PolicyError(f"policy {name} is not in {path}; reinstall leret, or rebuild it with `leret pretrain`")
+        raise PolicyError(f"policy {name} is not in {path}; reinstall leret")
     return path
 
 
@@ -79,8 +79,8 @@ def find_model(name: str | Path) -> Path:
             f"({', '.join(pickled[:3]) or 'adapter_model.safetensors is missing'}); save it again as safetensors"
         )
     refuse_changed_weights(path)
-    if (path / "state.safetensors").is_file():  # deleted by the last step of `leret pretrain`
-        _LOG.warning("pretraining of %s was stopped before its end; run `leret pretrain` again to continue", path)
+    if (path / "state.pt").is_file():  # deleted by the last step of a build
+        _LOG.warning("the build of %s was stopped before its end; run `python -m models` again to continue", path)
     return path
 
 

@@ -27,7 +27,7 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
     """Formats each call as bare fields, one message per turn, without a system message.
 
     An answer with one output is a line: a line break ends the completion. It subclasses the chat adapter only because
-    DSPy's finetuning and GRPO require a chat adapter.
+    DSPy's finetuning requires a chat adapter.
 
     Args:
         words_per_item: maximum number of words per item of a list-valued input (such as a passage).

@@ -6,29 +6,17 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import dspy
 
 from leret.core.errors import LeretError, ProgramError, RetrievalError, raised
-from leret.core.types import Ranking, State, Task, digest
+from leret.core.types import State, Task, digest
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay, Retrieve, SearchResults
 from leret.retrieval.batching import SearchBatcher
-
-RAW_DEPTH = 100  # passages of a search with the question; more than any run of a program finds
-
-
-class _NoDocuments:
-    """Searches of `ProgramRunner.closed_book`, which find nothing."""
-
-    def search_now(self, query: str, k: int) -> Ranking:
-        return ()
-
-    async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        return [() for _ in queries]
 
 
 @dataclass(frozen=True)
@@ -81,17 +69,6 @@ class ProgramRunner:
         quick = [ranking for query in queries if (ranking := self.searches.search_now(query, depth)) is not None]
         rankings = quick if len(quick) == len(queries) else await self.searches.search(queries, depth)
         return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
-
-    async def raw_question(self, task: Task) -> Ranking:
-        """Return the ranking of one search with the question itself."""
-        if self.searches is None:
-            raise ProgramError("gain: raw-question needs the run's retriever; remove Search(retriever=...)")
-        [ranking] = await self.searches.search([task.text], RAW_DEPTH)
-        return ranking
-
-    def closed_book(self) -> ProgramRunner:
-        """Return a runner whose searches find nothing."""
-        return ProgramRunner(self.replay, self.formatter, cast("SearchBatcher", _NoDocuments()))
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
         """Return the state at a step. Its id is a digest of the zero-shot messages, so equal messages share a state."""

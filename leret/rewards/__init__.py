@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,6 @@ REWARDS: dict[str, Reward] = {
 """Rewards by name in recipes, samples, summaries and reports."""
 
 _RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})  # names of other fields of a sample
-RAW_QUESTION, CLOSED_BOOK = "raw-question", "closed-book"
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
@@ -111,7 +110,6 @@ class Part:
     weight: float = 1.0
     place: str = field(default="", compare=False)  # key in the recipe, for messages
     factor: bool = False  # multiplies the mixed reward of the other parts
-    gain: str | None = None  # baseline to subtract (`RAW_QUESTION` or `CLOSED_BOOK`), if the outcome has it
 
     def __repr__(self) -> str:
         return self.name
@@ -169,30 +167,13 @@ class Part:
         if isinstance(value, str) or not abs(number) < _TOO_LARGE:
             advice = f"return a number of magnitude below {_TOO_LARGE:g}, or None"
             raise ConfigError(f"reward {self.name} is {value!r} for {question}; {advice}")
-        other = None if self.gain is None else self._baseline(outcome)
-        before = None if other is None else self._without_gain(other)
-        return number if before is None else number - before
-
-    @cached_property
-    def _without_gain(self) -> Part:
-        return replace(self, gain=None)
-
-    @property
-    def runs_closed_book(self) -> bool:
-        """True if the part needs the program's reply without passages."""
-        return self.gain == CLOSED_BOOK and self.function != likelihood.NAME
+        return number
 
     def applies(self, task: Task) -> bool:
         """Return whether the task has the labels that the function needs. A user's function may need any label."""
         if self.source is not None or self.function == likelihood.NAME:
             return self.source is not None or bool(task.answers)
         return self(Outcome(task, prediction="")) is not None
-
-    def _baseline(self, outcome: Outcome) -> Outcome | None:
-        if self.gain == CLOSED_BOOK and not self.runs_closed_book:
-            return Outcome(outcome.task)
-        other = outcome.baselines.get(self.gain or "")
-        return other and replace(other, ranking=other.ranking[: len(outcome.ranking)])  # as many passages
 
 
 @dataclass(frozen=True)
@@ -212,12 +193,6 @@ class Scoring:
     def depth(self) -> int:
         """Maximum depth of `Outcome.deep` that the parts read; 0 if no part reads it."""
         return max(part.depth for part in self.parts.values())
-
-    @property
-    def gains(self) -> frozenset[str]:
-        """Baselines that `Outcome.baselines` must have."""
-        kinds = {part.gain for part in self.parts.values() if part.gain == RAW_QUESTION or part.runs_closed_book}
-        return frozenset(filter(None, kinds))
 
     @property
     def reads_texts(self) -> bool:
@@ -291,10 +266,7 @@ def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     if isinstance(spec, RewardSettings):
         place = f"{key}.parts" if key else "parts"
         parts = spec.parts.items()
-        return [
-            Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}", p.factor, p.gain)
-            for name, p in parts
-        ]
+        return [Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}", p.factor) for name, p in parts]
     if isinstance(spec, str):
         return [Part(Path(spec).name if is_function(spec) else spec, spec, place=key)]
     return [Part(key, spec)]
@@ -314,10 +286,6 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
         if name in _RESERVED or name.startswith("final."):
             problems.append(f"{place}parts.{name}: this name is reserved; choose another name")
     for part in parts:
-        if part.gain and part.source is None and part.function != likelihood.NAME:
-            what, gain = ("answers", CLOSED_BOOK) if part.function in ANSWERS else ("rankings", RAW_QUESTION)
-            if part.gain != gain:
-                problems.append(f"{part.place}.gain: {part.function} measures {what}; set gain: {gain}")
         if part.factor and part.weight != 1:
             problems.append(f"{part.place}: a factor has no weight; remove the weight")
     if all(part.factor for part in spec.parts.values()):

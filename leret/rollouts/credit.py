@@ -36,10 +36,6 @@ class Crediting:
     def needs_group(self) -> bool:
         return self.step.needs_group or (self.final is not None and self.final.needs_group)
 
-    @property
-    def gains(self) -> frozenset[str]:
-        return self.step.gains | (self.final.gains if self.final is not None else frozenset())
-
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return components for a final reward: ``final.NAME`` per part, or ``final`` if there is one part."""
         assert self.final is not None

@@ -33,7 +33,6 @@ from leret.policies.base import Completion, Messages, Request
 from leret.programs.needs import Finished, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
-from leret.rewards import RAW_QUESTION
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import REPORTED, Crediting
 from leret.rollouts.failures import FAILURES, failure_of, unparsed
@@ -91,15 +90,13 @@ class StateSampler:
         self._plan = plan
         final = plan.final or (plan.reward if "both" in self.credits else None)
         self._crediting = Crediting(plan.reward, final, plan.final_weight)
-        self._rewards, self._gains = self._crediting.functions, self._crediting.gains
+        self._rewards = self._crediting.functions
         self._depth = plan.reward.depth
         if final is None and "final" in self.credits:
             raise ConfigError("sampling.credit: final needs a final reward; set sampling.final or credit: step")
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
         """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""
-        if self._gains:
-            await self._add_baselines(point)
         visit = self._visit(point, state)
         stored: dict[str, Sample] = {}
         if self._store is not None and not point.fresh:
@@ -128,7 +125,6 @@ class StateSampler:
 
     async def score(self, point: Point, state: State, texts: Sequence[str]) -> list[Sample]:
         """Score completions as one group and return the samples without storing any."""
-        await self._add_baselines(point)
         blank = Sample("", state.id, state.task_id, state.step, ZERO_SHOT.name, 0, 0)
         blanks = [replace(blank, id=digest(state.id, i), index=i, seed=i) for i in range(len(texts))]
         completions = [Completion(text, "stop", 0, 0) for text in texts]
@@ -278,7 +274,7 @@ class StateSampler:
             if role.sampled and failure is None:
                 n_steps = len(point.steps) + 1
                 deep = await self._runner.deep(need, n_steps, self._depth) if self._depth else ()
-                known = (ranking, prediction, n_steps, deep, point.baselines)
+                known = (ranking, prediction, n_steps, deep)
                 outcome = Outcome(point.task, text, deepcopy(outputs), *known)
                 rewards = REPORTED if role.credit == "final" else self._rewards
                 values = {name: value for name, part in rewards.items() if (value := part(outcome)) is not None}
@@ -317,35 +313,12 @@ class StateSampler:
         """Return the parts of the final reward at a path's end; 0 if the program ended with an unparsed completion."""
         final, end = self._crediting.final, path.end
         assert final is not None
-        await self._add_baselines(path.points[0])
         if end.unparsed:
             return dict.fromkeys(final.parts, 0.0)
         values: dict[str, float] = await asyncio.to_thread(final.values, end.outcome())
         if not values:
             raise ConfigError(f"the final reward has no value for task {end.task.id}; remove tasks without labels")
         return values
-
-    async def _add_baselines(self, point: Point) -> None:
-        """Add the outcomes that parts with ``gain`` subtract, unless an earlier point of the path did."""
-        for kind in sorted(self._gains - point.baselines.keys()):
-            if kind == RAW_QUESTION:
-                point.baselines[kind] = Outcome(point.task, ranking=await self._runner.raw_question(point.task))
-            else:
-                point.baselines[kind] = await self._closed_book(point.task)
-
-    async def _closed_book(self, task: Task) -> Outcome:
-        """Run the program greedily with searches that find nothing."""
-
-        def greedy(need: NeedsCompletion) -> Role:
-            return replace(self._plan.role(need), temperature=0.0)
-
-        runner = self._runner.closed_book()
-        sampler = StateSampler(runner, None, replace(self._plan, role=greedy), self.usage, self.walks)
-        reply = started(sampler.run_on(begin(runner, task), "closed-book", task.id))
-        await self.walks.wait([reply])
-        end = (await reply).end
-        need = end.need
-        return Outcome(task, prediction=need.prediction if isinstance(need, Finished) and not end.unparsed else "")
 
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
         return self._crediting.final_components(values) if values else {}

@@ -38,7 +38,6 @@ class Point:
         parent: id of the sample that led here.
         fresh: if True, the store had no samples of the task when the session began, and is not searched for them.
         check: whether to run each path several times and refuse a program that is not deterministic.
-        baselines: outcomes that rewards subtract, by kind; points reached from here share this mapping.
         finals: components of the final reward, averaged over continuations, keyed by the JSON of a step's outputs.
     """
 
@@ -51,7 +50,6 @@ class Point:
     check: bool = False
     reached: dict[str, Reached] = field(default_factory=dict)
     finals: dict[str, asyncio.Task[dict[str, float]]] = field(default_factory=dict)
-    baselines: dict[str, Outcome] = field(default_factory=dict)
 
     def reach(self, runner: ProgramRunner, text: str, check: bool = False) -> Reached:
         """Start to run the program from a completion to its next need. Identical completions share one run."""
@@ -87,7 +85,7 @@ class Point:
         outputs = deepcopy(last.outputs[0]) if isinstance(last.outputs, list) and last.outputs else {}
         ranking = merge(added for search in need.searches for added in search.added)
         prediction = need.prediction if isinstance(need, Finished) else None
-        return Outcome(self.task, last.text or "", outputs, ranking, prediction, len(self.steps), deep, self.baselines)
+        return Outcome(self.task, last.text or "", outputs, ranking, prediction, len(self.steps), deep)
 
     async def after(self, runner: ProgramRunner, step: Step | Reached, parent: str | None = None) -> Point:
         if isinstance(step, Reached):
@@ -95,7 +93,7 @@ class Point:
         else:
             path = (*self.steps, step)
             need = await runner.advance(self.task, path, self.results, self.check)
-        return Point(self.task, need, path, self.results, parent, self.fresh, self.check, baselines=self.baselines)
+        return Point(self.task, need, path, self.results, parent, self.fresh, self.check)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Document, Outcome, Passage, Sample, Task
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import CLOSED_BOOK, RAW_QUESTION, Scoring, scoring, values_of
+from leret.rewards import Scoring, scoring, values_of
 from leret.rollouts.credit import PREFIX, Crediting, credit_of
 from leret.rollouts.environment import Environment, refuse_changed_files
 from leret.rollouts.selection import select_next
@@ -115,16 +115,12 @@ class _Unfinished(Outcome):
 
 class _Rescoring:
     def __init__(self, environment: Environment, store: Store, step: Scoring) -> None:
-        if CLOSED_BOOK in step.gains:
-            fault = "gain: closed-book needs the policy's replies without passages, which are not stored"
-            raise ConfigError(f"--reward: {fault}; sample again into a new run")
         settings = environment.recipe.sampling
         self._environment, self._store, self._seed = environment, store, settings.seed
         self._crediting = Crediting(step, None, settings.final_weight)
         self._functions = self._crediting.functions
         self._tasks = {task.id: task for task in environment.tasks(check=False)}
         self._corpus: Mapping[str, Document] = environment.corpus if step.reads_texts else {}
-        self._baselines: dict[str, Outcome] = {}  # of the current task, for parts with `gain`
         self._to_end = settings.end_reward is not None
         self._runner: ProgramRunner | None = None  # None until a reward reads a prediction
         self._resources = ExitStack()
@@ -160,11 +156,6 @@ class _Rescoring:
         self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
     ) -> dict[str, Sample]:
         """Return samples with new reward parts, by id; replays the program if a reward reads unstored fields."""
-        if self._crediting.gains:
-            from leret.programs.runner import RAW_DEPTH
-
-            [raw] = self._environment.retriever.search([task.text], RAW_DEPTH)
-            self._baselines = {RAW_QUESTION: Outcome(task, ranking=raw)}
         samples = [sample for group in groups for sample in group.samples if _is_scored(sample, by_end=False)]
         if self._runner is None:
             try:
@@ -204,7 +195,7 @@ class _Rescoring:
         )
         outcome = make_outcome(
             task=task, text=sample.completion or "", outputs=dict(sample.outputs), ranking=ranking,
-            n_steps=sample.step + 1, baselines=self._baselines,
+            n_steps=sample.step + 1,
         )  # fmt: skip
         rest = {n: v for n, v in sample.components.items() if n in _REST or n.startswith(PREFIX)}
         return replace(sample, components={**values_of(self._functions, outcome), **rest})

@@ -1,14 +1,12 @@
 """Driver for all training; handles progress, validation, alarms, interrupts, checkpoints and publication.
 
-The driver is a transformers callback. It runs with TRL's trainers, with rounds (`leret.training.online.loop`) and with
-the steps of ``dspy.GRPO`` (`leret.optimize.reinforce`). The Trainer class calls callbacks itself; `StepLoop` calls
-callbacks in the same order for the engines that are not a Trainer.
+The driver is a transformers callback. It runs with TRL's trainers and with rounds (`leret.training.online.loop`). The
+Trainer class calls callbacks itself; `StepLoop` calls them in the same order for the engines that are not a Trainer.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -148,7 +146,7 @@ class Driver(TrainerCallback):
 class StepLoop:
     """State and callbacks of an engine that is not a `transformers.Trainer`; events come in Trainer's order."""
 
-    def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int = sys.maxsize) -> None:
+    def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int) -> None:
         self.args = TrainingArguments(output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[])
         self.state = TrainerState(max_steps=max_steps, logging_steps=logging_steps, save_steps=save_steps)
         self.control = TrainerControl()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import PickerSettings, PolicySettings, TinkerPolicySettings
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import LoraSettings, OptimizerKeys, RoundRecipe, TrainingRecipe, WriterKeys
+from leret.config.training import LoraSettings, RoundRecipe, TrainingRecipe, WriterKeys
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
@@ -34,7 +34,7 @@ from leret.policies.checkpoints import (
 from leret.policies.local.model import load_weights, merge_into
 from leret.policies.remote.tinker import tinker_digest
 
-R = TypeVar("R", bound=OptimizerKeys)
+R = TypeVar("R", bound=TrainingRecipe)
 
 
 @dataclass(frozen=True, slots=True)

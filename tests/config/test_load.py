@@ -209,6 +209,6 @@ def test_recipe_of_another_version_is_refused_with_its_key(tmp_path):
     section = recipe.model_dump(mode="json")
     run.update(sampling=section)
     assert sampling_recipe_of(run) == recipe
-    run.update(sampling={**section, "pretrain": {"kind": "minilm", "minutes": None}})
-    with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*fix run"):
+    run.update(sampling={**section, "program": {**section["program"], "adapter": {"kind": "compact", "minutes": None}}})
+    with pytest.raises(RunError, match=r"run\.yaml: sampling: program\.adapter\.minutes: unknown key.*fix run"):
         sampling_recipe_of(run)

@@ -185,10 +185,8 @@ def test_lm_with_overridden_forward_gets_messages():
 
 def test_provider_and_jobs_lack_what_leret_adds():
     provider = dspy_internals.Provider()
-    assert (provider.finetunable, provider.reinforceable) == (False, False)
+    assert not provider.finetunable
     assert provider.TrainingJob is dspy_internals.TrainingJob
-    assert provider.ReinforceJob is dspy_internals.ReinforceJob
-    assert not hasattr(provider.ReinforceJob, "get_status"), "which dspy.GRPO calls"
     assert dspy_internals.TrainingJob().cancel() is None, "the answer of a Future is dropped"
 
 

@@ -8,7 +8,6 @@ from leret.evaluation.baselines import (
     HydeActor,
     ScriptedPolicy,
     answer_fields,
-    fuse,
     marked_question,
     oracle_titles,
     query_places,
@@ -16,7 +15,6 @@ from leret.evaluation.baselines import (
     raw_question,
     rm3_retriever,
 )
-from leret.evaluation.results import ScoredHop
 from leret.evaluation.stage import evaluate
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
@@ -132,34 +130,14 @@ def test_a_list_of_queries_gets_a_list_and_other_outputs_are_refused():
         roll(agent, Formatter(agent), raw_question)
 
 
-def row(hop, *doc_ids, sample=0, query="q", **more):
-    return ScoredHop("1", None, sample, hop, query, None, doc_ids, (1.0,) * len(doc_ids), {}, **more)
-
-
-def test_each_hop_fuses_the_rankings_of_that_hop():
-    a = [row(1, "x", "y"), row(2, "x", "y", "z"), row(3, "x", unparsed=True), row(1, "other sample", sample=1)]
-    (rollout,) = fuse([a, [row(1, "y", "w", query="rewrite")]], [Task.question("1", "t")])
-    # hop 1: y 1/62 + 1/61, x 1/61, w 1/62; hop 2: the ranking of b stays what it was
-    assert [[p.doc_id for p in hop.ranking] for hop in rollout.hops] == [["y", "x", "w"], ["y", "x", "w", "z"]]
-    assert rollout.hops[0].ranking[0].score == pytest.approx(1 / 62 + 1 / 61)
-    assert (rollout.hops[0].queries, rollout.steps) == (("q + rewrite",), ())
-
-
-def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():
-    bad = [row(1, failure="policy: away")]
-    for other, error in ((bad, "policy: away"), ([], "fused: a system has no result for the question")):
-        (rollout,) = fuse([[row(1, "x")], other], [Task.question("1", "t")])
-        assert rollout.error == error
-
-
-def test_rm3_and_a_fusion_are_rows_of_the_summary(run, tmp_path):
+def test_rm3_is_a_row_of_the_summary(run, tmp_path):
     sampled = run.section("sampling", "")  # RM3 reads the index behind the cache
     sampled["retriever"]["cache"] = {"use": "on", "path": str(tmp_path / "rankings")}
     run.update(sampling=sampled)
-    recipe = asks("fused:base", "rm3", limit=6)
+    recipe = asks("base", "rm3", limit=6)
     rows = {row["system"]: row for row in evaluate(recipe, run).summary["rows"]}
-    assert list(rows) == ["raw-question", "rm3", "base", "fused:base"]
-    assert {rows[name][key] for name in ("fused:base", "rm3") for key in ("lm_calls", "failed")} == {0}
+    assert list(rows) == ["rm3", "base"]
+    assert (rows["rm3"]["lm_calls"], rows["rm3"]["failed"]) == (0, 0)
     assert evaluate(recipe, run).already
     with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*remove rm3"):
         rm3_retriever(FakeRetriever())

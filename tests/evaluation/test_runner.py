@@ -21,7 +21,6 @@ from tests.sampling.fakes import FakeRetriever, questions
 QUESTIONS = questions(6)
 BASE = System("base", "base", "base", prompt=ZERO_SHOT)
 RAW, HYDE = System("raw-question", "baseline"), replace(BASE, name="hyde")
-FUSED = System("fused:base", "baseline", parts=(RAW, BASE))
 READER = ReaderSettings(policy=LocalPolicySettings(), passages=1, words=3)
 FEW_SHOT = Prompt("1", {"write_query": [{"question": "a", "query": "b"}]})
 OUTAGE = PolicyError("the server is down")
@@ -127,14 +126,14 @@ def test_an_interruption_keeps_what_is_done(make):
 
 
 @pytest.mark.parametrize(
-    ("system", "n_calls"), [(RAW, 1), (System("oracle-titles", "baseline"), 1), (BASE, 3), (HYDE, 3), (FUSED, 1)]
+    ("system", "n_calls"), [(RAW, 1), (System("oracle-titles", "baseline"), 1), (BASE, 3), (HYDE, 3)]
 )
 def test_the_reader_answers_from_what_any_system_found(make, system, n_calls):
     def repeat(content):  # the reader's answer is its prompt
         return content if content.endswith("Answer in a few words.") else follow(content)
 
     evaluator = make(repeat, reader=READER)
-    results, *_ = [evaluator.evaluate(one)[0] for one in (*system.parts, system)][::-1]
+    results, _ = evaluator.evaluate(system)
     for row, question in zip((row for row in results.rows if row.hop == 2), QUESTIONS, strict=True):
         found = [f"{name}: {name} leads" for name in row.doc_ids[:1]]  # HyDE finds nothing
         lines = [*found, f"question: {question.text}", "answer in a few words."]
@@ -160,16 +159,6 @@ def test_a_reader_that_fails_leaves_the_run_without_scores_to_be_run_again(make,
 def test_several_runs_where_it_is_not_greedy(make):
     results, _ = make(temperature=1.0, samples=3).evaluate(BASE)
     assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)
-
-
-def test_the_best_of_n_samples_at_the_policys_temperature_beside_greedy(make):
-    evaluator = make()
-    evaluator.environment.recipe = SimpleNamespace(policy=LocalPolicySettings(temperature=0.7))
-    results, _ = evaluator.evaluate(replace(BASE, name="best-of-3:base", best_of=3))
-    assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)
-    assert results.cost(6) == {"lm_calls": 6, "tokens": 48, "searches": 6, "seconds": round(results.seconds, 3) / 6}
-    greedy, _ = evaluator.evaluate(BASE)
-    assert ({row.sample for row in greedy.rows}, greedy.key == results.key) == ({0}, False)
 
 
 def test_one_policy_is_held_at_a_time(make):

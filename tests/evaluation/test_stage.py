@@ -165,7 +165,7 @@ def test_a_question_counts_for_the_measures_that_it_has_labels_for(answer_run, t
     assert searches["n_questions"] == n["recall"]
 
 
-@pytest.mark.parametrize("name", ["raw-question", "oracle-titles", "rm3", "hyde", "fused:base"])
+@pytest.mark.parametrize("name", ["raw-question", "oracle-titles", "rm3", "hyde"])
 def test_a_system_that_only_searches_needs_gold_documents(answer_run, name):
     with pytest.raises(ConfigError, match=rf"systems: .*{name}.*gold documents.*systems: \[base\]"):
         evaluate(asks("base", name, measures=("f1",)), answer_run)

@@ -54,7 +54,7 @@ def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
 def test_unknown_names_are_listed_together_with_what_there_is(run):
     trained(run, "sft")
     with pytest.raises(ConfigError) as caught:
-        select(("sftt", "base", "bank:7", "fused:nope"), available(run, {}, {}))
+        select(("sftt", "base", "bank:7", "nope"), available(run, {}, {}))
     assert len(caught.value.problems) == 3
     assert "unknown system 'sftt'; did you mean sft? available: raw-question" in caught.value.problems[0]
 
@@ -78,20 +78,10 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
         available(run, {}, {})
 
 
-def test_a_fusion_brings_its_parts_and_comes_after_them(run):
-    raw, rm3, base, fused = select(("fused:base", "rm3"), available(run, {}, {}))
-    assert (rm3.name, fused.name, fused.parts, fused.rivals) == ("rm3", "fused:base", (raw, base), ("base", raw.name))
-
-
-def test_the_best_of_n_brings_its_greedy_system_and_is_no_policy(run):
-    trained(run, "sft")
-    systems = select(("best-of-8:sft@dense",), available(run, {}, {}, ["dense"]))
-    greedy, best = ("sft@dense", None, "dense"), ("best-of-8:sft@dense", 8, "dense")
-    assert [(s.name, s.best_of, s.retriever) for s in systems] == [greedy, best]
-    assert (systems[1].rivals, focus(systems)) == (("sft@dense",), None)
-    for name in ("best-of-8:raw-question", "best-of-0:sft", "best-of-2:nope"):
-        with pytest.raises(ConfigError, match="unknown system"):
-            select((name,), available(run, {}, {}))
+@pytest.mark.parametrize("name", ["best-of-8:base", "fused:base"])
+def test_a_system_of_an_earlier_version_is_refused(run, name):
+    with pytest.raises(ConfigError, match=f"systems: '{name}' is no longer evaluated; remove it"):
+        select((name,), available(run, {}, {}))
 
 
 def test_a_retriever_is_used_with_all_systems_unless_some_are_named_for_it(run):

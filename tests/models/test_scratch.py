@@ -39,7 +39,7 @@ def test_measures_are_shares_of_names_and_of_pairs_of_name_parts():
 
 
 def test_a_builder_gets_what_the_command_line_says(tmp_path, monkeypatch):
-    monkeypatch.setitem(command.BUILDERS, "demo", build := Mock())
+    monkeypatch.setattr("models.scratch.pretrain_scratch", build := Mock())
     command.main(["demo", "--out", str(tmp_path), "--steps", "2"])
     assert build.call_args.args[0] == tmp_path
     assert build.call_args.kwargs == {"seed": 0, "steps": 2}

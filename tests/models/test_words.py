@@ -5,7 +5,7 @@ import torch
 
 from leret.core.types import Passage
 from leret.datasets.world.generate import generate
-from leret.demo.pretrain.examples import call_messages, prompt_ids
+from models.pretrain.examples import call_messages, prompt_ids
 from models.words import SPECIAL, build_model, build_tokenizer
 
 

@@ -2,8 +2,8 @@ import random
 from dataclasses import replace
 from itertools import islice
 
-from leret.demo.pretrain.examples import call_messages, encoded
-from leret.demo.pretrain.loop import Row
+from models.pretrain.examples import call_messages, encoded
+from models.pretrain.loop import Row
 from models.words import NAME_CLASSES
 from models.worlds import StreamSettings, _Names, drafts, rows
 from tests.models.test_words import tokenizer

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import dspy
 import pytest
 from dspy.clients.utils_finetune import TrainDataFormat
@@ -8,8 +6,6 @@ from dspy.teleprompt.grpo import GRPO
 import leret
 from leret.core.errors import ConfigError, PolicyError, TrainingError
 from leret.optimize import provider as module
-from leret.optimize import reinforce
-from leret.optimize.reinforce import GRPOJob
 from leret.policies.dspy_lm import policy_of
 from tests.optimize.conftest import QUESTIONS, Asking, greedy
 
@@ -20,20 +16,17 @@ SFT = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "device": "cpu"}
 def calls(monkeypatch):
     made = []
 
-    def watched(owner, name):
-        real = getattr(owner, name)
+    def watched(name):
+        real = getattr(leret.Provider, name)
 
         def call(*args, **kwargs):
-            plain = args[1:] if owner is GRPOJob else args
-            made.append((name, plain, kwargs))
+            made.append((name, args, kwargs))
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, staticmethod(call) if owner is leret.Provider else call)
+        monkeypatch.setattr(leret.Provider, name, staticmethod(call))
 
     for name in ("launch", "kill", "finetune"):
-        watched(leret.Provider, name)
-    for name in ("__init__", "initialize", "get_status", "step", "terminate"):
-        watched(GRPOJob, name)
+        watched(name)
     return made
 
 
@@ -67,35 +60,10 @@ def test_a_finetuning_that_fails_fails_the_optimizer(program, trainset, keys, me
         dspy.BootstrapFinetune(metric=metric, train_kwargs=keys, num_threads=2).compile(program, trainset=trainset)
 
 
-def test_stock_grpo_trains_through_it(program, trainset, lm, calls, monkeypatch):
-    monkeypatch.setattr(reinforce, "N_IDS", 7)  # DSPy's queue keeps a group of the first step for the second
-    real, n_groups = reinforce.GRPOTraining.step, []
-    monkeypatch.setattr(
-        reinforce.GRPOTraining, "step", lambda self, groups: n_groups.append(len(groups)) or real(self, groups)
-    )
-    first, model = greedy(lm), lm.model
-    optimizer = GRPO(
-        metric=length, exclude_demos=True, num_train_steps=2, num_dspy_examples_per_grpo_step=2,
-        num_rollouts_per_grpo_step=4, num_threads=2, train_kwargs={"learning_rate": 1e-2, "device": "cpu"},
-    )  # fmt: skip
-    compiled = optimizer.compile(program, trainset=trainset)
-    calls = [call for call in calls if call[0] != "kill"]  # of the job itself
-    assert names(calls)[:2] == ["__init__", "initialize"]
-    assert calls[0][2] == {"lm": lm, "train_kwargs": {"learning_rate": 1e-2, "device": "cpu", "num_generations": 4}}
-    assert (names(calls)[2:-1].count("step"), names(calls)[-1]) == (2, "terminate")
-    [one, two] = [kwargs for name, _, kwargs in calls if name == "step"]
-    assert one["train_data_format"] == TrainDataFormat.GRPO_CHAT
-    # 2 questions, 2 predictors: 4 groups of 4 samples a step, repeated to fill the ids
-    assert [len({id(row["group"]) for row in step["train_data"]}) for step in (one, two)] == [4, 5]
-    assert n_groups == [4, 4]
-    groups = [[sample["messages"] for sample in row["group"]] for row in one["train_data"][:4]]
-    mixed = [group for group in groups if any(prompt != group[0] for prompt in group)]
-    assert mixed == [group for group in groups if "query:" in group[0][-1]["content"]] != []
-    assert {*one["train_data"][0]["group"][0]} == {"messages", "completion", "reward"}
-    assert {len(row["group"]) for row in one["train_data"]} == {4}
-    assert compiled.write.lm is lm
-    assert (lm.model.endswith("step-2"), greedy(lm) != first, greedy(lm.copy(model=model))) == (True, True, first)
-    assert [path.name for path in Path(lm.model.removeprefix("leret/")).parent.iterdir()] == ["step-2"]
+def test_stock_grpo_is_refused_with_what_to_use(program, trainset):
+    optimizer = GRPO(metric=length, exclude_demos=True, num_train_steps=2, num_threads=2)
+    with pytest.raises(TrainingError, match=r'use leret\.LeReT\(algorithms=\["grpo"\]'):
+        optimizer.compile(program, trainset=trainset)
 
 
 def test_better_together_launches_and_kills_what_it_trains(program, trainset, lm, calls):
@@ -126,8 +94,6 @@ def test_launch_and_kill_start_and_stop_one_server(weights, engine):
     lm.copy().launch()
     assert (greedy(lm), greedy(lm.copy()), module._servers) == ("Paris", "Paris", started)
     assert policy_of(lm).settings.urls
-    lm.reinforce({"num_generations": 2, "device": "cpu"}).terminate()  # which needs the memory
-    lm.launch()
     for _ in range(2):
         lm.kill()
     assert (greedy(lm), module._servers) == (text, {})
@@ -136,7 +102,7 @@ def test_launch_and_kill_start_and_stop_one_server(weights, engine):
 @pytest.mark.parametrize(
     ("keys", "error", "message"),
     [
-        ({"engine": "vlm"}, ConfigError, "launch_kwargs: engine: 'vlm' is not one of vllm, sglang, tgi"),
+        ({"engine": "vlm"}, ConfigError, "launch_kwargs: engine: 'vlm' is not one of vllm, tgi"),
         ({"engine": "vllm", "executable": "/bin/false", "timeout_s": 20}, PolicyError, "exited with code 1"),
     ],
 )
@@ -152,7 +118,7 @@ def test_a_saved_program_comes_back_trainable_with_its_weights(program, trainset
     loaded = Asking()
     loaded.load(str(tmp_path / "program.json"), allow_unsafe_lm_state=True)
     lm = loaded.write.lm
-    assert (type(lm), lm.provider.finetunable, lm.provider.reinforceable) == (leret.LM, True, True)
+    assert (type(lm), lm.provider.finetunable) == (leret.LM, True)
     before = compiled.write.lm
     assert (lm.model, lm.kwargs, greedy(lm)) == (before.model, before.kwargs, greedy(before))
 

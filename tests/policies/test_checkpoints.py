@@ -70,12 +70,12 @@ def test_code_of_a_model_is_never_run(copy, monkeypatch):
     assert not (copy / "written").exists()
 
 
-def test_stopped_pretraining_is_reported(copy, caplog):
+def test_a_stopped_build_is_reported(copy, caplog):
     find_model(copy)
     assert not caplog.records
-    shutil.copy(copy / FILE, copy / "state.safetensors")
+    shutil.copy(copy / FILE, copy / "state.pt")
     find_model(copy)
-    assert caplog.messages[0].startswith(f"pretraining of {copy} was stopped")
+    assert caplog.messages[0].startswith(f"the build of {copy} was stopped")
 
 
 def test_a_missing_device_is_refused(llama_dir):

@@ -1,7 +1,7 @@
 import math
-from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError
@@ -66,15 +66,10 @@ def test_a_factor_multiplies_the_mixed_reward_of_the_other_parts():
     assert whole.mix(group) == pytest.approx([-1.0, 0.5])
 
 
-def test_a_gain_is_over_a_search_with_the_question_or_a_reply_without_passages():
-    task = Task("q", {}, gold=("a", "b"), answers=("one two",))
-    ranking = tuple(Passage(name, "", "", 1.0) for name in "xab")
-    raw, closed = Outcome(task, ranking=ranking), Outcome(task, prediction="two three")
-    mine = Outcome(task, ranking=ranking[1:], prediction="one", baselines={"raw-question": raw, "closed-book": closed})
-    value = scoring(spec({"recall": {"gain": "raw-question"}, "f1": {"gain": "closed-book"}})).values
-    assert value(mine) == {"recall": 1 - 1 / 2, "f1": pytest.approx(2 / 3 - 1 / 2)}  # two passages each
-    assert value(Outcome(task, ranking=ranking, prediction="one")) == {"recall": 1.0, "f1": pytest.approx(2 / 3)}
-    assert value(replace(mine, prediction=None)).keys() == {"recall"}
+def test_a_gain_of_an_earlier_version_is_refused_and_none_is_read():
+    assert spec({"recall": {"weight": 2, "gain": None}}) == spec({"recall": 2})
+    with pytest.raises(ValidationError, match="gain is no longer supported; remove it"):
+        spec({"recall": {"gain": "raw-question"}})
 
 
 @pytest.mark.parametrize("mixer", ["std", "pca", "normalize_then_sum"])
@@ -98,8 +93,6 @@ def test_parts_have_short_forms_and_settings():
         (spec({"ap": 1}, mixer="mean"), ["mixer: unknown mixer 'mean'; available: weights, uniform"]),
         (spec({"ap": 1, "format": 2}, mixer="uniform"), ["mixer: uniform"]),
         (spec({"x": 1, "y": 1}), ["parts.x", "parts.y"]),
-        (spec({"f1": {"gain": "raw-question"}}), ["parts.f1.gain: f1 measures answers; set gain: closed-book"]),
-        (spec({"ap": {"gain": "closed-book"}}), ["parts.ap.gain: ap measures rankings; set gain: raw-question"]),
         (spec({"ap": 1, "f1": {"factor": True, "weight": 2}}), ["parts.f1: a factor has no weight"]),
         (spec({"f1": {"factor": True}}), ["parts: all parts are factors"]),
     ],

@@ -6,7 +6,7 @@ from contextlib import closing
 import dspy
 import pytest
 
-from leret.config.sampling import RewardSettings, SamplingSettings
+from leret.config.sampling import SamplingSettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Passage, Task
@@ -305,33 +305,3 @@ def test_auto_credit_is_both_where_the_policy_decides_when_to_stop(tmp_path, mon
     assert {frozenset(s.components) - {"recall", "ap"} for s in acts} == {frozenset(parts)}
     told = [note for note in stats.notes if note.startswith("agent.react")]
     assert (["credit is both" in note for note in told] or [False]) == [bool(parts)]
-
-
-class Reader(Recorded):
-    def _one(self, request, seed):
-        last = request.messages[-1]["content"]
-        known = Completion("alpha" if "leads to" in last else "beta", "stop", 1, 1)
-        return super()._one(request, seed) if "plan:" in last else known
-
-
-@pytest.mark.parametrize("credit", ["final", "both"])
-def test_a_gain_is_over_the_reply_of_the_same_policy_without_passages(tmp_path, credit):
-    facts = {"q0": ("alpha", 1.0), "q1": ("beta", -1.0)}
-    tasks = [Task.question(name, f"number {name}", answer, gold=("alpha",)) for name, (answer, _) in facts.items()]
-    policy, final = Reader(), RewardSettings(parts={"f1": {"gain": "closed-book"}})
-    sample(tmp_path / "db", Role(policy, credit=credit), tasks=tasks, final=final)
-    found = {(one.task_id, one.components["final"]) for one in samples_of(tmp_path / "db")}
-    assert found == {(name, gain) for name, (_, gain) in facts.items()}
-    assert sum(request.temperature == 0 for request in policy.requests) == 2 * 3  # once a path: three calls
-
-
-def test_a_gain_over_a_search_with_the_question_is_a_step_reward(tmp_path):
-    reward = RewardSettings(parts={"gain": {"function": "recall", "gain": "raw-question"}})
-    roles = defaultdict(lambda: Role(Recorded(), sampled=False), write=Role(Recorded(), credit="step"))
-    sample(tmp_path / "db", roles, reward=reward)
-    searches = {task.id: FakeRetriever()._one(task.text, 100) for task in questions(6)}
-    golds = {task.id: set(task.gold) for task in questions(6)}
-    for one in samples_of(tmp_path / "db", "write"):
-        raw = {passage.doc_id for passage in searches[one.task_id][: len(one.doc_ids)]}
-        expected = one.components["recall"] - len(golds[one.task_id] & raw) / 2
-        assert one.reward == one.components["gain"] == pytest.approx(expected)

@@ -57,7 +57,7 @@ def own(tmp_path, made):
         PARTS,
         PARTS | {"mixer": "pca", "unparsed_reward": -2},
         PARTS | {"mixer": "normalize_then_sum"},
-        {"parts": {"recall": {"gain": "raw-question"}, "rr": {"factor": True}}},
+        {"parts": {"recall": 1, "rr": {"factor": True}}},
         "own.py:titles",
         {"parts": {"ap": 1, "own.py:ended": 0.25}, "mixer": "std"},
     ],
@@ -144,10 +144,10 @@ def test_the_reward_of_the_end_stays_beside_a_new_one_of_the_step(tmp_path, made
 def test_what_cannot_be_rescored_is_refused_and_nothing_changes(tmp_path, made):
     run = sampled(tmp_path / "run")
     before = content(run)
-    gain = RewardSettings(parts={"f1": {"gain": "closed-book"}})
-    for reward, says in (("apx", "--reward: unknown measure 'apx'"),
-                         ("f1", "f1 has no value for question"),  # its tasks have no reference answers
-                         (gain, "closed-book needs the policy's replies")):  # fmt: skip
+    for reward, says in (
+        ("apx", "--reward: unknown measure 'apx'"),
+        ("f1", "f1 has no value for question"),
+    ):  # its tasks have no reference answers
         with pytest.raises(ConfigError, match=says):
             rescore(run, reward)
     assert content(run) == before

@@ -1,8 +1,7 @@
 """Inference servers that leret can start: their executables and command lines.
 
-``--generation-config vllm`` and ``--sampling-defaults openai`` are required. Without them, the server takes settings
-that a request omits (``top_k``, ``repetition_penalty``) from the model's generation_config.json, and samples do not
-come from the policy's distribution.
+vLLM needs ``--generation-config vllm``. Without it, the server takes settings that a request omits (``top_k``,
+``repetition_penalty``) from the model's generation_config.json, and samples do not come from the policy's distribution.
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ class ServerKind:
     name: str
     executable: str  # its name on PATH; the variable LERET_NAME overrides it with a path
     install: str  # instructions for the user
-    arguments: Callable[[str, ServedModel, Listening, bool], list[str]]  # of (executable, model, address, has GPU)
+    key_variable: str  # variable from which the server reads its API key
+    arguments: Callable[[ServedModel, Listening, bool], list[str]]  # of (model, address, has GPU)
     environment: Mapping[str, str] = field(default_factory=dict)  # defaults; the user's variables take precedence
     cpu_environment: Mapping[str, str] = field(default_factory=dict)  # further defaults without a GPU
-    adapter_name: str = "{name}"  # the ``model`` key of requests to an adapter
-    key_variable: str | None = None  # variable from which the server reads its API key
     takes_adapters: bool = True  # False: adapters must be merged into full weights first
 
     @property
@@ -53,7 +51,7 @@ class ServerKind:
         return f"LERET_{self.name.upper()}"
 
 
-def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
+def _vllm(served: ServedModel, at: Listening, gpu: bool) -> list[str]:
     command = ["serve", served.weights, "--host", at.host, "--port", str(at.port), "--generation-config", "vllm"]
     command += ["--disable-uvicorn-access-log"]  # the access log has one line per request
     if served.adapter is None:
@@ -70,40 +68,22 @@ def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> lis
     return command if gpu else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
 
 
-def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    module = Path(executable).name.startswith("python")  # for releases without `sglang serve`
-    command = ["-m", "sglang.launch_server"] if module else ["serve"]
-    command += ["--model-path", served.weights, "--host", at.host, "--port", str(at.port)]
-    command += ["--sampling-defaults", "openai", "--log-level-http", "warning"]
-    if served.adapter is None:
-        command += ["--served-model-name", served.name]
-    else:
-        command += ["--served-model-name", f"{served.name}-base", "--enable-lora"]
-        command += ["--lora-paths", f"{served.name}={served.adapter}"]
-    if served.tokenizer is not None:
-        command += ["--tokenizer-path", str(served.tokenizer)]
-    return command if gpu else [*command, "--device", "cpu"]
-
-
 SERVERS = {
     "vllm": ServerKind(
         "vllm",
         "vllm",
         "`pip install vllm` in a separate environment, or the CPU build of vLLM without a GPU",
+        "VLLM_API_KEY",
         _vllm,
         environment={"VLLM_NO_USAGE_STATS": "1"},
         cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; the default is half of the memory
-        key_variable="VLLM_API_KEY",
-    ),
-    "sglang": ServerKind(
-        "sglang", "sglang", "`pip install sglang` in a separate environment", _sglang, adapter_name="{name}-base:{name}"
     ),
     "tgi": ServerKind(
         "tgi",
         "text-generation-launcher",
         "use the container ghcr.io/huggingface/text-generation-inference",
-        lambda _, served, at, gpu: ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port)],
-        key_variable="API_KEY",
+        "API_KEY",
+        lambda served, at, gpu: ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port)],
         takes_adapters=False,
     ),
 }

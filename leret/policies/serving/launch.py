@@ -32,14 +32,13 @@ _OURS |= {"--port": "--port", "--host": "--host"}
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The command, environment and address of a server. ``model`` is its model name in requests and recipes."""
+    """The command, environment and address of a server. The model's name is its name in requests and recipes, too."""
 
     kind: ServerKind
     served: ServedModel
     command: tuple[str, ...]
     environment: Mapping[str, str]
     at: Listening
-    model: str
     api_key_env: str | None = None
 
     @property
@@ -50,13 +49,13 @@ class ServerPlan:
 
     @property
     def settings(self) -> OpenAIPolicySettings:
-        return OpenAIPolicySettings(model=self.model, urls=(f"{self.at.url}/v1",), api_key_env=self.api_key_env)
+        return OpenAIPolicySettings(model=self.served.name, urls=(f"{self.at.url}/v1",), api_key_env=self.api_key_env)
 
     @property
     def recipe(self) -> str:
         """Line for a recipe that samples from this server."""
         key = f", api_key_env: {self.api_key_env}" if self.api_key_env else ""
-        return f'policy: {{kind: openai, urls: ["{self.at.url}/v1"], model: "{self.model}"{key}}}'
+        return f'policy: {{kind: openai, urls: ["{self.at.url}/v1"], model: "{self.served.name}"{key}}}'
 
 
 def plan(
@@ -81,8 +80,6 @@ def plan(
         ours = _OURS.get(argument.split("=", 1)[0])
         if ours:
             raise ConfigError(f"{argument}: leret sets this option; use `leret serve {ours}`, before the --")
-    if api_key_env is not None and kind.key_variable is None:
-        raise ConfigError(f"--api-key-env: {engine} takes keys only on its command line, visible to all users; omit it")
     gpu = has_gpu(environment)
     try:
         program = find_executable(kind, executable, environment)
@@ -92,12 +89,11 @@ def plan(
         program = executable or environment.get(kind.variable) or kind.executable
     if served.adapter is not None and (merge or not kind.takes_adapters):
         served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merge_adapter(served)
-    command = without_repeats(kind.arguments(program, served, at, gpu), extra)
+    command = without_repeats(kind.arguments(served, at, gpu), extra)
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
     added = {**kind.environment, **({} if gpu else kind.cpu_environment), **local}
     variables = {name: environment.get(name, value) for name, value in added.items()}
-    request_name = served.name if served.adapter is None else kind.adapter_name.format(name=served.name)
-    return ServerPlan(kind, served, (program, *command, *extra), variables, at, request_name, api_key_env)
+    return ServerPlan(kind, served, (program, *command, *extra), variables, at, api_key_env)
 
 
 @contextmanager
@@ -116,7 +112,8 @@ def run_server(
     """
     key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
     environment = {**os.environ, **plan.environment}
-    if (secret := key.reveal()) is not None and plan.kind.key_variable is not None:
+    secret = key.reveal()
+    if secret is not None:
         environment[plan.kind.key_variable] = secret
     with _bound(plan.at.host, plan.at.port):
         pass  # raise if the port is in use: another server would answer our requests

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from leret.config.base import Settings
 from leret.config.training import TinkerKeys, TRLKeys, WritingRecipe
 from leret.training.online.algorithm import OnlineAlgorithm
 from leret.training.online.base import Objective
@@ -19,9 +18,10 @@ if TYPE_CHECKING:
     from leret.training.online.update import Forward, RolloutBatch
 
 
-class GRPOKeys(Settings):
-    """Keys for GRPO's advantages and loss."""
+class GRPORecipe(TRLKeys, TinkerKeys, WritingRecipe):
+    """Group relative policy optimization."""
 
+    algorithm: Literal["grpo"] = "grpo"
     loss_type: Literal["sequence", "token", "dapo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = Field(
         "group", description="divide advantages by the standard deviation of the group or the round, or by 1"
@@ -31,12 +31,6 @@ class GRPOKeys(Settings):
     @classmethod
     def _as_in_trl(cls, value: Any) -> Any:
         return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
-
-
-class GRPORecipe(TRLKeys, TinkerKeys, WritingRecipe, GRPOKeys):
-    """Group relative policy optimization."""
-
-    algorithm: Literal["grpo"] = "grpo"
 
     def trl_arguments(self) -> dict[str, Any]:
         loss_type = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}[self.loss_type]

@@ -1,4 +1,4 @@
-"""Policy updates from batches of completions with advantages, for `leret train` and ``dspy.GRPO``.
+"""Policy updates from batches of completions with advantages.
 
 On a CPU, the completions of a group share one forward pass over their prompt. With several processes, each runs the
 model on its share of the completions, and log-probabilities and gradients are added up.

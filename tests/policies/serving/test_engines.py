@@ -15,8 +15,6 @@ VLLM = f"vllm serve {{}} {AT} --generation-config vllm --disable-uvicorn-access-
 VLLM_CPU = " --dtype float32 --enforce-eager --no-enable-chunked-prefill"
 # 32 is the smallest of the ranks that vLLM takes which is at least 24.
 VLLM_LORA = f" --enable-lora --max-lora-rank 32 --lora-modules {NAME}={LORA} --tokenizer {LORA}"
-SGLANG = f"serve --model-path {{}} {AT} --sampling-defaults openai --log-level-http warning --served-model-name {{}}"
-SGLANG_LORA = f" --enable-lora --lora-paths {NAME}={LORA} --tokenizer-path {LORA}"
 TGI = "text-generation-launcher --model-id {} --hostname 127.0.0.1 --port 8123"
 
 
@@ -26,27 +24,21 @@ def planned(served, engine, executable=None):
 
 
 @pytest.mark.parametrize(
-    ("engine", "served", "gpu", "command", "model"),
+    ("engine", "served", "gpu", "command"),
     [
-        ("vllm", FULL, True, VLLM.format(MODEL, NAME), NAME),
-        ("vllm", FULL, False, VLLM.format(MODEL, NAME) + VLLM_CPU, NAME),
-        ("vllm", ADAPTER, True, VLLM.format(*BASE) + VLLM_LORA, NAME),
-        ("sglang", FULL, True, f"sglang {SGLANG.format(MODEL, NAME)}", NAME),
-        ("sglang", ADAPTER, False, f"sglang {SGLANG.format(*BASE)}{SGLANG_LORA} --device cpu", f"{NAME}-base:{NAME}"),
-        ("tgi", FULL, True, TGI.format(MODEL), NAME),
-        ("tgi", ADAPTER, False, TGI.format("/runs/r/policies/.ipo-merged"), NAME),
+        ("vllm", FULL, True, VLLM.format(MODEL, NAME)),
+        ("vllm", FULL, False, VLLM.format(MODEL, NAME) + VLLM_CPU),
+        ("vllm", ADAPTER, True, VLLM.format(*BASE) + VLLM_LORA),
+        ("tgi", FULL, True, TGI.format(MODEL)),
+        ("tgi", ADAPTER, False, TGI.format("/runs/r/policies/.ipo-merged")),
     ],
 )
-def test_the_command_line(engine, served, gpu, command, model, monkeypatch):
+def test_the_command_line(engine, served, gpu, command, monkeypatch):
     monkeypatch.setattr("leret.policies.serving.launch.has_gpu", lambda environment: gpu)
     result = planned(served, engine)
-    assert (" ".join(result.command), result.model) == (command, model)
-    assert result.recipe == f'policy: {{kind: openai, urls: ["http://127.0.0.1:8123/v1"], model: "{model}"}}'
-
-
-def test_a_python_starts_sglang_as_a_module():
-    command = planned(FULL, "sglang", "/venv/bin/python3").command
-    assert command[:4] == ("/venv/bin/python3", "-m", "sglang.launch_server", "--model-path")
+    assert " ".join(result.command) == command
+    assert result.settings.model == NAME
+    assert result.recipe == f'policy: {{kind: openai, urls: ["http://127.0.0.1:8123/v1"], model: "{NAME}"}}'
 
 
 def test_the_url_is_for_clients_of_this_machine():

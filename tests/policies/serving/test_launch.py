@@ -108,7 +108,7 @@ def test_no_server_outlives_leret(serve, stop):
         ("/no/such/policy", {}, "policy /no/such/policy does not exist"),
         ("demo --name a:b", {}, "--name 'a:b'"),
         ("demo --executable /bin/true --host 192.0.2.1", {}, "--host 192.0.2.1"),
-        ("demo --engine sglang --api-key-env K --print", {}, "only on its command line"),
+        ("demo --engine sglang", {}, "'sglang' is not one of 'vllm', 'tgi'"),
     ],
 )
 def test_a_usage_error_is_one_line(arguments, environment, says, monkeypatch):

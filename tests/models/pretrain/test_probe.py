@@ -1,7 +1,7 @@
 from transformers import AutoModelForCausalLM
 
-from leret.demo.pretrain.stage import copied, distinct, generate
 from leret.policies.checkpoints import policy_directory
+from models.pretrain.stage import copied, distinct, generate
 
 
 def test_measures_are_shares_of_words_and_of_different_samples():

@@ -7,8 +7,8 @@ from transformers import OPTConfig, OPTForCausalLM, Qwen3Config, Qwen3ForCausalL
 
 from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Progress
-from leret.demo.pretrain import loop
-from leret.demo.pretrain.loop import LoopSettings, Row, collate, interleaved, train
+from models.pretrain import loop
+from models.pretrain.loop import LoopSettings, Row, collate, interleaved, train
 from models.scratch import ScratchSettings
 from tests.first_steps import read_lines
 

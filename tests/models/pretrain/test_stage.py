@@ -3,9 +3,9 @@ import sys
 import pytest
 
 from leret.config.load import load_recipe
-from leret.config.sampling import PretrainSettings, SamplingRecipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, MissingDependency
-from leret.demo.pretrain.stage import minilm_settings, pretrain
+from models.pretrain.stage import minilm_settings, pretrain
 
 
 def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_write_to():
@@ -16,11 +16,20 @@ def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_
 
 
 def test_options_of_minilm_are_its_keys():
-    made = minilm_settings(PretrainSettings(kind="minilm", steps=7, seed=3, options={"probe_questions": 2}))
+    made = minilm_settings({"kind": "minilm", "steps": 7, "seed": 3, "options": {"probe_questions": 2}})
     assert (made.steps, made.seed, made.probe_questions) == (7, 3, 2)
     for options, key in (({"lr": 0}, "lr"), ({"examples": {}}, "examples")):
         with pytest.raises(ConfigError, match=rf"pretrain\.options\.{key} is "):
-            minilm_settings(PretrainSettings(kind="minilm", options=options))
+            minilm_settings({"kind": "minilm", "options": options})
+
+
+def test_keys_of_the_section_are_checked():
+    for change, says in (
+        ({"kind": "other"}, "pretrain: kind"),
+        ({"stepz": 3}, "stepz: unknown key; did you mean steps"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            minilm_settings({"kind": "minilm", **change})
 
 
 def test_the_package_is_looked_for_before_data_are_read(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from leret.core.types import Passage
-from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf
+from models.pretrain.heuristics import STYLES, Draft, corpus_idf
 
 QUESTION = "Which city is the birthplace of the director of Silent Harbor?"
 HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt. Otto Kern wrote it.", 9.0)

