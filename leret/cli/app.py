@@ -161,13 +161,9 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
 
 def _was_interrupted(error: BaseException | None) -> bool:
     """Return True for Ctrl-C, also if other code turned it into another exception (class creation does)."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        seen.append(error)
+    while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
-    return False
+    return error is not None
 
 
 class _PlainFormatter(logging.Formatter):

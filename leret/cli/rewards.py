@@ -69,7 +69,10 @@ def check_rewards(
             if name is not None or not isinstance(error.__cause__, MissingDependency):
                 raise
             console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
-    rows = [(p.name, *("none" if v is None else f"{v:.4g}" for v in (p.gold, p.worst))) for p in proofs]
+    rows = []
+    for proof in proofs:
+        worst = "none" if proof.worst is None else f"{proof.worst:.4g}"
+        rows.append((proof.name, "none" if proof.gold is None else f"{proof.gold:.4g}", worst))
     console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
         raise ConfigError(faults)

@@ -119,9 +119,11 @@ def fetch(
         asyncio.run(fetcher.run())
         progress.finish()
         failures = [*faults, *_write_corpus(urls, fetcher, directory / "corpus.jsonl")]
-        rows = [("url", "kind", "reason"), *failures]
-        table = "".join("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
-        write_atomically(directory / "failures.tsv", storable(table))
+        lines = []
+        for row in [("url", "kind", "reason"), *failures]:
+            cells = (" ".join(cell.split()) for cell in row)
+            lines.append("\t".join(cells) + "\n")
+        write_atomically(directory / "failures.tsv", storable("".join(lines)))
     n = len(urls) + len(faults) - len(failures)
     if not n:
         raise DataError(f"no page could be fetched; {directory / 'failures.tsv'} has the reasons").failed()

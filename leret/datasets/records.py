@@ -33,7 +33,6 @@ _FIELDS = (
 )
 _TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
 _BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
-_QUOTED = "cells in quotes, which a .tsv file keeps, unlike a .csv file"
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -303,16 +302,13 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
                 cells = next(rows, None)
             except csv.Error as error:
                 if len(current) > 1:
-                    at = number + _open_quote("".join(current), delimiter)
                     advice = "close it, or write a quote in a quoted cell twice"
-                    raise DataError(f"{path}:{at}: this line opens a quote that is not closed; {advice}") from error
+                    raise DataError(f"{path}:{number}: the row opens a quote that is not closed; {advice}") from error
                 problems.add(f"{path}:{number}", BadRecord("broken table", f"broken CSV ({error})"))
                 continue
             if cells is None:
                 return
             n_columns = n_columns or len(cells)
-            if is_tsv:
-                problems.left_out[_QUOTED] += sum(cell[:1] == cell[-1:] == '"' for cell in cells)
             if _are_rows(current, delimiter, n_columns):
                 fault = f"a quoted cell joins {len(current)} lines that look like rows; remove its quotes"
                 for shift in range(len(current)):
@@ -325,13 +321,6 @@ def _are_rows(current: list[str], delimiter: str, n_columns: int) -> bool:
     """Check whether each of several lines has the cells of a row, unlike prose, where a space follows a comma."""
     counts = [len(re.findall(f"{delimiter}(?! )", line)) for line in current if line.strip()]
     return n_columns > 1 and len(counts) > 1 and set(counts) == {n_columns - 1}
-
-
-def _open_quote(row: str, delimiter: str) -> int:
-    """Return the index of the line with the first quote that opens a cell and is not closed at the cell's end."""
-    cell = rf'(?:^|(?<={delimiter}))"(?>[^"]*(?:""[^"]*)*)(?!"(?:[{delimiter}\r\n]|$))'
-    match = re.search(cell, row)
-    return row.count("\n", 0, match.start()) if match else 0
 
 
 def _table_lines(path: Path, file: io.BufferedReader, current: list[str]) -> Iterator[str]:

@@ -79,9 +79,7 @@ def render(
         headline=headline(summary) or name,
         subtitle=subtitle,
         cards=_cards(summary),
-        columns=[
-            {"measure": m, "hop": h} for m in measures for h in range(1, last + 1) if m in _EVERY_HOP or h == last
-        ],
+        columns=_columns(measures, last),
         compared=_compared(summary),
         level=LEVEL,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
@@ -95,27 +93,42 @@ def render(
             for measure, title in _DUMBBELLS.items()
             if summary["rows"] and measure in measures
         ],
-        histograms=[
-            {"title": title, "svg": bars_by_step(id, label, by_step)}
-            for id, title, label, by_step in (
-                ("rewards", "Rewards of the samples", "reward", learned.rewards),
-                ("margins", "Margins of the pairs", "chosen minus rejected reward", learned.margins),
-            )
-            if any(by_step.values())
-        ],
+        histograms=_histograms(learned),
         sampled=_sampled(learned),
         rounds=learned.rounds,
-        curves=[
-            {
-                "title": f"Training of {policy}",
-                "svg": curves(f"curves-{i}", "Training curves by step, or by round", panels),
-            }
-            for i, (policy, panels) in enumerate(curves_of(training))
-        ],
+        curves=_curves(training),
         examples=examples,
         facts=facts,
         version=__version__,
     )
+
+
+def _columns(measures: Sequence[str], last: int) -> list[dict[str, Any]]:
+    """Return the columns of the table of systems: main measures after each hop, others after the last."""
+    columns = []
+    for measure in measures:
+        first = 1 if measure in _EVERY_HOP else last
+        columns += [{"measure": measure, "hop": hop} for hop in range(first, last + 1)]
+    return columns
+
+
+def _histograms(learned: TrainingData) -> list[dict[str, str]]:
+    plots = []
+    if any(learned.rewards.values()):
+        svg = bars_by_step("rewards", "reward", learned.rewards)
+        plots.append({"title": "Rewards of the samples", "svg": svg})
+    if any(learned.margins.values()):
+        svg = bars_by_step("margins", "chosen minus rejected reward", learned.margins)
+        plots.append({"title": "Margins of the pairs", "svg": svg})
+    return plots
+
+
+def _curves(training: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+    plots = []
+    for number, (policy, panels) in enumerate(curves_of(training)):
+        svg = curves(f"curves-{number}", "Training curves by step, or by round", panels)
+        plots.append({"title": f"Training of {policy}", "svg": svg})
+    return plots
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
