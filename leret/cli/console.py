@@ -135,8 +135,10 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
 
 def warn_of_skipped(source: str, skipped: Mapping[str, int]) -> None:
     """Warn of skipped and doubtful records of a file."""
-    for kind, n in skipped.items():
-        complain(f"{source}: {n:,} records skipped or doubtful ({kind})", "warning: ")
+    from leret.datasets.load import skipped_notes
+
+    for note in skipped_notes(source, skipped):
+        complain(note, "warning: ")
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
@@ -103,56 +103,43 @@ def corrected(placed: Placed, model: type[BaseModel], more: Collection[str] = ()
     ``more`` are top-level keys besides those of ``model``. A key that resembles no other key stays unchanged.
     """
     problems: list[str] = []
-    try:
-        model.model_validate(placed.value)
-        return placed, problems
-    except ValidationError:
-        typo = next(_typos(placed.value, model, (), more), None)
-    while typo is not None:
-        key, right, value, message = typo
-        problems.append(f"{placed.at(key)}{dotted(key)}: {message}")
-        placed = _replaced(placed, key, right, value, more)
-        typo = next(_typos(placed.value, model, (), more), None)
-    return placed, problems
+    while True:
+        try:
+            model.model_validate(placed.value)
+            return placed, problems
+        except ValidationError as error:
+            details = [_typo(detail, model, placed, more) for detail in error.errors()]
+        typos = [typo for typo in details if typo is not None]
+        kinds = [typo for typo in typos if typo[1] in _TAGS]  # the kind decides which keys are known
+        if not typos:
+            return placed, problems
+        for key, right, value, message in kinds or typos:
+            problems.append(f"{placed.at(key)}{dotted(key)}: {message}")
+            placed = _replaced(placed, key, right, value, more)
 
 
-def _typos(value: Any, annotation: Any, key: Key, more: Collection[str]) -> Iterator[tuple[Key, str, Any, str]]:
-    """Yield each misspelled key or kind in a section, with its right name, its right value and a message."""
-    if isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _typos(item, annotation, (*key, number), ())
-    if not isinstance(value, Mapping):
-        return
-    of_items = _values_of(annotation)
-    every = [] if of_items else list(models_in(annotation))
-    models = _of_kind(every, value)
-    if models:
-        yield from _typos_of_section(value, every, models, key, more)
-    for name, item in value.items():
-        field = next((model.model_fields[name] for model in models if name in model.model_fields), None)
-        inner = of_items if field is None else field.annotation
-        yield from _typos(item, inner, (*key, name), ())
-
-
-def _typos_of_section(
-    written: Mapping[str, Any],
-    every: list[type[BaseModel]],
-    models: list[type[BaseModel]],
-    key: Key,
-    more: Collection[str],
-) -> Iterator[tuple[Key, str, Any, str]]:
-    tag = _tag(every[0])
-    kinds = [kind for model in every for kind in _kinds(model)]
-    if tag in written and all(map(_kinds, every)) and written[tag] not in kinds:
-        near = closest(str(written[tag]), kinds)
-        if near is not None:
-            message = f"{written[tag]!r} is not one of {', '.join(kinds)}; did you mean {near}?"
-            yield (*key, tag), tag, near, message
-    names = {name for model in every for name in model.model_fields}
-    for name in written:
-        right = closest(name, [*_fields(models), *more])
-        if name not in names and right is not None and models[0].model_config.get("extra") == "forbid":
-            yield (*key, name), right, written[name], f"unknown key; did you mean {dotted((*key, right))}?"
+def _typo(
+    detail: Mapping[str, Any], model: type[BaseModel], placed: Placed, more: Collection[str]
+) -> tuple[Key, str, Any, str] | None:
+    """Return a misspelled key, the right name, the right value and a message; None for an error of another kind."""
+    key = key_of(detail, placed.value)
+    section, name = key[:-1], str(key[-1]) if key else ""
+    written = _at(placed.value, section)
+    if detail["type"] == "union_tag_invalid":
+        message = _fault(detail, key, model, placed.value)
+        near = closest(str(written[name]), re.findall(r"'([^']*)'", detail["ctx"]["expected_tags"]))
+        return None if near is None else (key, name, near, message)
+    if detail["type"] == "union_tag_not_found":
+        wrong = closest(name, written)
+        right: str | None = name
+    elif detail["type"] == "extra_forbidden" and not _kinds_with(name, section, model, placed.value):
+        wrong = name
+        right = closest(name, [*_fields(sections(model, section, placed.value)), *(() if section else more)])
+    else:
+        return None
+    if wrong is None or right is None:
+        return None
+    return (*section, wrong), right, written[wrong], f"unknown key; did you mean {dotted((*section, right))}?"
 
 
 def _replaced(placed: Placed, key: Key, right: str, item: Any, more: Collection[str]) -> Placed:

@@ -148,16 +148,12 @@ class Fetcher:
     def record(self, url: str) -> dict[str, Any] | None:
         """Return a page's record; None if it has not been fetched or its file is damaged."""
         try:
-            value = json.loads(self._path(url).read_text(encoding="utf-8"))
-        except (FileNotFoundError, RecursionError, ValueError):
+            record: dict[str, Any] = json.loads(self._path(url).read_text(encoding="utf-8"))
+            names = _FAILURE if "kind" in record else ("title", "text")
+            are_valid = all(isinstance(record[name], str | bool) for name in names)
+            return record if are_valid and record["url"] == str(_web_url(url)) else None
+        except (FileNotFoundError, LookupError, RecursionError, TypeError, ValueError):
             return None
-        if not isinstance(value, dict):
-            return None
-        record = {name: value.get(name) for name in ("url", *(_FAILURE if "kind" in value else ("title", "text")))}
-        is_whole = record["url"] == str(_web_url(url)) and all(
-            isinstance(field, str | bool) for field in record.values()
-        )
-        return record if is_whole else None
 
     async def run(self) -> None:
         """Fetch the missing pages."""

@@ -66,7 +66,9 @@ class Problems:
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:
             self._times[fault] += 1
-            self._faults.setdefault(fault, []).extend([place] * (self._times[fault] <= _PLACES))
+            places = self._faults.setdefault(fault, [])
+            if len(places) < _PLACES:
+                places.append(place)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -290,10 +292,8 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
     with open_compressed(path) as file:
         first = file.peek().partition(b"\n")[0]
         delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
-        if is_tsv:
-            rows = csv.reader(_table_lines(path, file, current), delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            rows = csv.reader(_table_lines(path, file, current), delimiter=delimiter, strict=True)
+        lines, quoting = _table_lines(path, file, current), csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
+        rows = csv.reader(lines, delimiter="\t" if is_tsv else delimiter, quoting=quoting, strict=True)
         n_columns = 0
         while True:
             number = rows.line_num + 1
@@ -311,9 +311,8 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
             n_columns = n_columns or len(cells)
             if _are_rows(current, delimiter, n_columns):
                 fault = f"a quoted cell joins {len(current)} lines that look like rows; remove its quotes"
-                for shift in range(len(current)):
-                    problems.add(f"{path}:{number + shift}", BadRecord("broken table", fault))
-            elif any(map(str.strip, cells)):
+                raise DataError(f"{path}:{number}: {fault}")
+            if any(map(str.strip, cells)):
                 yield number, cells
 
 

@@ -43,6 +43,9 @@ def _pairs(folder: Path, problems: Problems) -> Iterator[Record]:
         for pair in document.iter("QAPair"):
             question, answer = pair.find("Question"), _words(pair.find("Answer"))
             place = f"{path}: pair {pair.get('pid', number + 1)}"
+            if len(pair.findall("Question")) > 1 or len(pair.findall("Answer")) > 1:
+                problems.add(place, BadRecord("field twice", "the pair has two questions or answers; remove one"))
+                continue
             if not answer:
                 problems.left_out["no answer"] += 1
                 continue

@@ -70,6 +70,10 @@ def render(
     (label, text) pairs.
     """
     last, measures = summary["n_hops"], summary["measures"]
+    columns = []
+    for measure in measures:
+        first = 1 if measure in _EVERY_HOP else last
+        columns += [{"measure": measure, "hop": hop} for hop in range(first, last + 1)]
     loader = FileSystemLoader(Path(__file__).parent)
     options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
     environment = Environment(loader=loader, trim_blocks=True, **options)
@@ -79,7 +83,7 @@ def render(
         headline=headline(summary) or name,
         subtitle=subtitle,
         cards=_cards(summary),
-        columns=_columns(measures, last),
+        columns=columns,
         compared=_compared(summary),
         level=LEVEL,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
@@ -88,47 +92,42 @@ def render(
         labels={m: LABELS.get(m, m) for m in measures},
         percent=lambda share: f"{100 * share:g} %",
         any_failed=any(row["failed"] for row in summary["rows"]),
-        dumbbells=[
-            {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
-            for measure, title in _DUMBBELLS.items()
-            if summary["rows"] and measure in measures
-        ],
-        histograms=_histograms(learned),
         sampled=_sampled(learned),
         rounds=learned.rounds,
-        curves=_curves(training),
+        **_plots(summary, learned, training),
         examples=examples,
         facts=facts,
         version=__version__,
     )
 
 
-def _columns(measures: Sequence[str], last: int) -> list[dict[str, Any]]:
-    """Return the columns of the table of systems: main measures after each hop, others after the last."""
-    columns = []
-    for measure in measures:
-        first = 1 if measure in _EVERY_HOP else last
-        columns += [{"measure": measure, "hop": hop} for hop in range(first, last + 1)]
-    return columns
-
-
-def _histograms(learned: TrainingData) -> list[dict[str, str]]:
-    plots = []
-    if any(learned.rewards.values()):
-        svg = bars_by_step("rewards", "reward", learned.rewards)
-        plots.append({"title": "Rewards of the samples", "svg": svg})
-    if any(learned.margins.values()):
-        svg = bars_by_step("margins", "chosen minus rejected reward", learned.margins)
-        plots.append({"title": "Margins of the pairs", "svg": svg})
-    return plots
-
-
-def _curves(training: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    plots = []
-    for number, (policy, panels) in enumerate(curves_of(training)):
-        svg = curves(f"curves-{number}", "Training curves by step, or by round", panels)
-        plots.append({"title": f"Training of {policy}", "svg": svg})
-    return plots
+def _plots(
+    summary: Mapping[str, Any], learned: TrainingData, training: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[dict[str, str]]]:
+    """Return the titles and the SVG of all plots."""
+    samples = (
+        ("rewards", "Rewards of the samples", "reward", learned.rewards),
+        ("margins", "Margins of the pairs", "chosen minus rejected reward", learned.margins),
+    )
+    return {
+        "dumbbells": [
+            {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
+            for measure, title in _DUMBBELLS.items()
+            if summary["rows"] and measure in summary["measures"]
+        ],
+        "histograms": [
+            {"title": title, "svg": bars_by_step(id, label, by_step)}
+            for id, title, label, by_step in samples
+            if any(by_step.values())
+        ],
+        "curves": [
+            {
+                "title": f"Training of {name}",
+                "svg": curves(f"curves-{i}", "Training curves by step, or by round", panels),
+            }
+            for i, (name, panels) in enumerate(curves_of(training))
+        ],
+    }
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
