@@ -71,8 +71,8 @@ def check_rewards(
             console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
     rows = []
     for proof in proofs:
-        worst = "none" if proof.worst is None else f"{proof.worst:.4g}"
-        rows.append((proof.name, "none" if proof.gold is None else f"{proof.gold:.4g}", worst))
+        figures = ["none" if value is None else f"{value:.4g}" for value in (proof.gold, proof.worst)]
+        rows.append((proof.name, *figures))
     console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
         raise ConfigError(faults)

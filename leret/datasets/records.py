@@ -292,8 +292,12 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
     with open_compressed(path) as file:
         first = file.peek().partition(b"\n")[0]
         delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
-        lines, quoting = _table_lines(path, file, current), csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
-        rows = csv.reader(lines, delimiter="\t" if is_tsv else delimiter, quoting=quoting, strict=True)
+        rows = csv.reader(
+            _table_lines(path, file, current),
+            delimiter="\t" if is_tsv else delimiter,
+            quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
         n_columns = 0
         while True:
             number = rows.line_num + 1

@@ -66,24 +66,18 @@ def render(
 ) -> str:
     """Return the report on the summary's ``focus`` as HTML without external files, with all text escaped.
 
-    ``examples`` is the content of examples.json. ``training`` maps policies to their training.json. ``facts`` are
-    (label, text) pairs.
+    ``facts`` are (label, text) pairs. ``examples`` is the content of examples.json, ``training`` training.json by policy.
     """
     last, measures = summary["n_hops"], summary["measures"]
-    columns = []
-    for measure in measures:
-        first = 1 if measure in _EVERY_HOP else last
-        columns += [{"measure": measure, "hop": hop} for hop in range(first, last + 1)]
-    loader = FileSystemLoader(Path(__file__).parent)
     options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
-    environment = Environment(loader=loader, trim_blocks=True, **options)
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, **options)
     return environment.get_template("report.html.j2").render(
         summary=summary,
         name=name,
         headline=headline(summary) or name,
         subtitle=subtitle,
         cards=_cards(summary),
-        columns=columns,
+        columns=_columns(measures, last),
         compared=_compared(summary),
         level=LEVEL,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
@@ -99,6 +93,15 @@ def render(
         facts=facts,
         version=__version__,
     )
+
+
+def _columns(measures: Sequence[str], last: int) -> list[dict[str, Any]]:
+    """Return the columns of the table of systems: main measures after each hop, others after the last."""
+    columns = []
+    for measure in measures:
+        first = 1 if measure in _EVERY_HOP else last
+        columns += [{"measure": measure, "hop": hop} for hop in range(first, last + 1)]
+    return columns
 
 
 def _plots(
