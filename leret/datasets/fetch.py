@@ -148,9 +148,10 @@ class Fetcher:
     def record(self, url: str) -> dict[str, Any] | None:
         """Return a page's record; None if it has not been fetched or its file is damaged."""
         try:
-            record: dict[str, Any] = json.loads(self._path(url).read_text(encoding="utf-8"))
-            names = _FAILURE if "kind" in record else ("title", "text")
-            are_valid = all(isinstance(record[name], str | bool) for name in names)
+            value = json.loads(self._path(url).read_text(encoding="utf-8"))
+            names = ("url", *(_FAILURE if "kind" in value else ("title", "text")))
+            record = {name: value[name] for name in names}
+            are_valid = all(isinstance(item, str | bool) for item in record.values())
             return record if are_valid and record["url"] == str(_web_url(url)) else None
         except (FileNotFoundError, LookupError, RecursionError, TypeError, ValueError):
             return None

@@ -56,7 +56,7 @@ def write_page(
 
 def render(
     summary: Mapping[str, Any],
-    facts: Sequence[tuple[str, str]],
+    facts: Sequence[tuple[str, str]],  # label, text
     learned: TrainingData,
     training: Mapping[str, Mapping[str, Any]],
     examples: Mapping[str, Any] | None,
@@ -66,42 +66,48 @@ def render(
 ) -> str:
     """Return the report on the summary's ``focus`` as HTML without external files, with all text escaped.
 
-    ``facts`` are (label, text) pairs. ``examples`` is the content of examples.json, ``training`` training.json by policy.
+    ``examples`` is the content of examples.json. ``training`` maps policies to their training.json.
     """
-    last, measures = summary["n_hops"], summary["measures"]
     options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, **options)
-    return environment.get_template("report.html.j2").render(
-        summary=summary,
-        name=name,
-        headline=headline(summary) or name,
-        subtitle=subtitle,
-        cards=_cards(summary),
-        columns=_columns(measures, last),
-        compared=_compared(summary),
-        level=LEVEL,
-        types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
-        type_columns=[{"measure": m, "hop": last} for m in _DUMBBELLS if m in measures]
-        or [{"measure": measures[0], "hop": last}],
-        labels={m: LABELS.get(m, m) for m in measures},
-        percent=lambda share: f"{100 * share:g} %",
-        any_failed=any(row["failed"] for row in summary["rows"]),
-        sampled=_sampled(learned),
-        rounds=learned.rounds,
-        **_plots(summary, learned, training),
-        examples=examples,
-        facts=facts,
-        version=__version__,
+    loader = FileSystemLoader(Path(__file__).parent)
+    return (
+        Environment(loader=loader, trim_blocks=True, **options)
+        .get_template("report.html.j2")
+        .render(
+            summary=summary,
+            name=name,
+            headline=headline(summary) or name,
+            subtitle=subtitle,
+            cards=_cards(summary),
+            **_columns(summary),
+            compared=_compared(summary),
+            level=LEVEL,
+            labels={m: LABELS.get(m, m) for m in summary["measures"]},
+            percent=lambda share: f"{100 * share:g} %",
+            any_failed=any(row["failed"] for row in summary["rows"]),
+            sampled=_sampled(learned),
+            rounds=learned.rounds,
+            **_plots(summary, learned, training),
+            examples=examples,
+            facts=facts,
+            version=__version__,
+        )
     )
 
 
-def _columns(measures: Sequence[str], last: int) -> list[dict[str, Any]]:
-    """Return the columns of the table of systems: main measures after each hop, others after the last."""
+def _columns(summary: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the columns of the tables: main measures of systems after each hop, others after the last."""
+    last, measures = summary["n_hops"], summary["measures"]
     columns = []
     for measure in measures:
         first = 1 if measure in _EVERY_HOP else last
         columns += [{"measure": measure, "hop": hop} for hop in range(first, last + 1)]
-    return columns
+    of_types = [measure for measure in _DUMBBELLS if measure in measures] or measures[:1]
+    return {
+        "columns": columns,
+        "types": [{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
+        "type_columns": [{"measure": measure, "hop": last} for measure in of_types],
+    }
 
 
 def _plots(
