@@ -20,6 +20,7 @@ import dspy
 from filelock import AsyncFileLock, FileLock
 
 from leret.config.base import resolve_paths
+from leret.config.policy import PickerSettings
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
@@ -62,8 +63,9 @@ Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "Sam
 """Function that samples tasks into R/shards in other processes: (recipe, run, policy digest, tasks, progress)."""
 
 
-_LEAST_SHARE = 0.1
-"""Share of states with spread below which training hardly learns (the limit of `leret.training.watch`)."""
+_LEAST_SHARE, _LEAST_SPREAD = 0.1, 16
+"""Share of states with spread below which training hardly learns (the limit of `leret.training.watch`), and number of
+such states below which training on stored samples has less than a batch of pairs."""
 
 
 @dataclass(frozen=True)
@@ -348,16 +350,23 @@ def _report(
         cut=pairs.cut,
         prompts={prompt.name: prompt.score for prompt in bank},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
-        notes=[*notes, *stats.notes, *_notes(len(bank), settings.prompts, pairs)],
+        notes=[*notes, *stats.notes, *_notes(len(bank), recipe, pairs)],
     )
 
 
-def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str]:
+def _only_pickers(recipe: SamplingRecipe) -> bool:
+    """Return True if the run samples pickers alone, which are trained on new samples instead of the stored ones."""
+    return all(isinstance(settings, PickerSettings) for settings in recipe.by_predictor.values())
+
+
+def _notes(n_prompts: int, recipe: SamplingRecipe, pairs: PreferenceReport) -> Iterator[str]:
+    wanted = recipe.sampling.prompts
     if n_prompts < wanted:
         why = "no run for making demos had a reward above 0" if n_prompts == 1 else "other candidates were duplicates"
         yield f"the prompt bank has {n_prompts} instead of {wanted} prompts: {why}"
     n_spread = pairs.states - pairs.no_spread - pairs.unscored
-    if n_spread < _LEAST_SHARE * pairs.states:
+    too_few = not _only_pickers(recipe) and n_spread < _LEAST_SPREAD and n_spread < pairs.states / 2
+    if pairs.states and (n_spread < _LEAST_SHARE * pairs.states or too_few):
         yield (
             f"only {n_spread:,} of {pairs.states:,} states have samples with different rewards, and training learns "
             "from these alone; raise policy.temperature, sampling.samples or data.limit"
