@@ -20,7 +20,7 @@ import typer.core
 import leret
 from leret.cli import compare, data, demo, index, rewards, run, sample, search, serve, view
 from leret.cli.console import as_json, complain
-from leret.core.errors import ConfigError, LeretError, MissingDependency
+from leret.core.errors import ConfigError, LeretError, MissingDependency, was_interrupted
 from leret.core.memory import tune_malloc
 from leret.core.progress import plain
 
@@ -143,7 +143,7 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
         listed = [f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)]
         return problems[0] if len(problems) == 1 else "\n".join(listed), error.exit_code
-    if _was_interrupted(error):
+    if was_interrupted(error):
         return "stopped; run the same command to continue", 130
     if isinstance(error, OSError):
         place, fault = f"{error.filename}: " if error.filename else "", error.strerror or error
@@ -156,17 +156,6 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
     hint = "" if debug else "; run with --debug to see the traceback"
     fault = f"unexpected {type(error).__name__}: {error}"
     return f"{fault}. This is a bug in leret or one of its dependencies{hint}", 1
-
-
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Return True for Ctrl-C, also if other code turned it into another exception (class creation does)."""
-    seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return False
 
 
 class _PlainFormatter(logging.Formatter):

@@ -25,7 +25,7 @@ def runs(
 
     listed = list_runs(directory)
     values = {"runs": listed} if as_json else None
-    _print([("", *table(listed))], form, values, drop_first=("data", "trained", "sampled", "state"))
+    _print([("", *table(listed))], form, values)
 
 
 def compare(
@@ -45,19 +45,14 @@ def compare(
         console.say(WORDS)
 
 
-def _print(
-    tables: Sequence[tuple[str, Sequence[str], Any]],
-    form: str,
-    values: Mapping[str, Any] | None,
-    drop_first: Sequence[str] = (),
-) -> None:
-    """Print tables in a format, or ``values`` if they are set; ``drop_first`` as in `leret.cli.console.table`."""
+def _print(tables: Sequence[tuple[str, Sequence[str], Any]], form: str, values: Mapping[str, Any] | None) -> None:
+    """Print tables in a format, or ``values`` if they are set."""
     from leret.evaluation.report.comparison import FORMS
 
     if values is not None:
         return console.facts(values)
     for title, columns, rows in tables:
         if form == "console":
-            console.table(columns, rows, title, drop_first=drop_first)
+            console.table(columns, rows, title)
         else:
             typer.echo(plain(FORMS[form](columns, rows)) + "\n")

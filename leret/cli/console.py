@@ -135,8 +135,10 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
 
 def warn_of_skipped(source: str, skipped: Mapping[str, int]) -> None:
     """Warn of skipped and doubtful records of a file."""
-    for kind, n in skipped.items():
-        complain(f"{source}: {n:,} records skipped or doubtful ({kind})", "warning: ")
+    from leret.datasets.load import skipped_notes
+
+    for note in skipped_notes(source, skipped):
+        complain(note, "warning: ")
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
@@ -208,17 +210,10 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
         _print(plain(f"  {name:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
 
 
-def table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    title: str | None = None,
-    values: Any = None,
-    drop_first: Sequence[str] = (),
-) -> None:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:
     """Print a table, or ``values`` with ``--json``. Numbers are never cut or wrapped.
 
-    On a narrow terminal, the first column is wrapped. If that is not enough, columns are dropped with a note: those in
-    ``drop_first`` in this order, then the last ones.
+    On a narrow terminal, the first column is wrapped. If that is not enough, the last columns are dropped with a note.
     """
     from rich import box
     from rich.table import Table
@@ -230,38 +225,26 @@ def table(
     shown = Table(title=plain(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     shown.padding = (0, 1, 0, 0)
     lines = [[plain(cell) for cell in row] for row in rows]
-    widths = [max(map(len, (*name.split(), *(row[i] for row in lines)))) for i, name in enumerate(columns)]
-    widths = [max(width, min(len(name), _HEAD)) for name, width in zip(columns, widths, strict=True)]
-    leasts = [min(widths[0], _NAME), *widths[1:]]
-    chosen = list(range(len(columns)))
+    widths = []
+    for name, *cells in zip(columns, *lines, strict=True):
+        words = name.split()
+        widths.append(max(min(len(name), _HEAD), *map(len, words), *map(len, cells)))
+    least = min(widths[0], _NAME) + 2
+    n_shown = 1
     console = _console(stderr=False)
-    if console.is_terminal:
-        chosen = _fitting(columns, leasts, console.width, drop_first)
-    for i in chosen:
-        head = textwrap.fill(columns[i], widths[i], break_on_hyphens=False)
+    for width in widths[1:]:
+        if console.is_terminal and n_shown > 1 and least + width + 2 > console.width:
+            break
+        least += width + 2
+        n_shown += 1
+    for i, (name, width) in enumerate(zip(columns[:n_shown], widths, strict=False)):
+        head = textwrap.fill(name, width, break_on_hyphens=False)
         shown.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in lines:
-        shown.add_row(*(row[i] for i in chosen))
-    draw(shown, least=_table_width(leasts, chosen))
-    hidden = [name for i, name in enumerate(columns) if i not in chosen]
-    if hidden:
-        complain(f"columns hidden in this narrow terminal: {', '.join(hidden)}", "note: ")
-
-
-def _fitting(columns: Sequence[str], leasts: Sequence[int], width: int, drop_first: Sequence[str]) -> list[int]:
-    """Return the indices of the columns to show in ``width`` characters: at least the first and another one."""
-    chosen = list(range(len(columns)))
-    spare = [columns.index(name) for name in drop_first]
-    spare += [i for i in reversed(chosen) if i not in spare and i > 0]
-    for i in spare:
-        if len(chosen) <= 2 or _table_width(leasts, chosen) <= width:
-            break
-        chosen.remove(i)
-    return chosen
-
-
-def _table_width(leasts: Sequence[int], chosen: Sequence[int]) -> int:
-    return sum(leasts[i] for i in chosen) + 2 * len(chosen)
+        shown.add_row(*row[:n_shown])
+    draw(shown, least=least)
+    if n_shown < len(columns):
+        complain(f"columns hidden in this narrow terminal: {', '.join(columns[n_shown:])}", "note: ")
 
 
 def draw(shown: Any, least: int = 0) -> None:
@@ -274,15 +257,9 @@ def draw(shown: Any, least: int = 0) -> None:
 
 
 def next_command(stage: str, recipe: str, run: Path) -> None:
-    """Name the command of ``stage`` that follows a finished stage: from the recipe's header, or the shipped recipe."""
-    from leret.config.load import find_recipe
-
-    file = find_recipe(recipe, "sampling", "training")
-    listed = re.search(rf"^#\s+(leret {stage} .+) --run \S+(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-    command, options = listed.groups() if listed else (f"leret {stage} RECIPE", "")
-    if not listed and Path(ROOT, {"train": "training"}.get(stage, stage), f"{file.stem}.yaml").is_file():
-        command = f"leret {stage} {file.stem}"
-    say(f"next:\n  {command} --run {shlex.quote(str(run))}{options}")
+    """Name the command of ``stage`` that follows a finished stage, with the shipped recipe of the same name if any."""
+    shipped = ROOT / {"train": "training"}.get(stage, stage) / f"{Path(recipe).stem}.yaml"
+    say(f"next:\n  leret {stage} {shipped.stem if shipped.is_file() else 'RECIPE'} --run {shlex.quote(str(run))}")
 
 
 def _hidden(name: str, value: Any) -> bool:

@@ -138,8 +138,6 @@ def _write_episodes(data: Data, path: Path, n: int) -> int:
 
 
 def _show(report: DataReport) -> None:
-    from leret.datasets.leaks import KINDS
-
     chunks = f" (chunks of {report.n_parents:,})" if report.n_parents else ""
     say(f"{report.n_questions:,} questions, {report.n_documents:,} documents{chunks}")
     facts(
@@ -160,7 +158,6 @@ def _show(report: DataReport) -> None:
             "duplicate questions": report.duplicate_questions,
             "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
-            "held-out turns like a training turn": {KINDS[kind]: n for kind, n in report.leaks.items()} or None,
             "skipped or doubtful": report.skipped or None,
             "corpus digest": report.corpus_digest,
         },

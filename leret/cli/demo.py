@@ -16,10 +16,9 @@ from leret.cli import console
 from leret.cli.console import AsJson, RunOption
 from leret.core import bundled
 from leret.core.bundled import MINILM, POLICIES
-from leret.core.errors import ConfigError, DataError, LeretError, reason
+from leret.core.errors import ConfigError, DataError, LeretError
 from leret.core.files import write_atomically
 from leret.core.progress import shown
-from leret.core.yaml import dotted
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
@@ -37,7 +36,6 @@ _POLICY_HELP = (
     "most questions have one gold document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
-_HUB_TIMEOUT_S = 5.0
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
@@ -83,7 +81,6 @@ def init(
     data = _starter_data(questions, corpus, fields or [])
     sampling, evaluation = _write_starter(data, out, policy, model, weights, program, trial)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
-    _warn_of_missing_models(sampling)
     console.done(f"wrote {sampling} and {evaluation}")
     console.say(raw_question(sampling) or "raw question: not measured, because no question has gold documents")
     head = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2].partition("# Expected time:")[0]
@@ -190,8 +187,12 @@ def _best_format(recipe: Path) -> FormatTrial | None:
 def _free_run(out: Path) -> Path:
     """Return a run directory that does not exist: ``runs/first``, or one named after the directory of the recipes."""
     name = out.resolve().name if out != Path() else "first"
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
+    free = Path("runs") / name
+    for number in itertools.count(2):
+        if not free.exists():
+            break
+        free = Path("runs") / f"{name}-{number}"
+    return free
 
 
 def _policy_values(
@@ -227,24 +228,6 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
     flags = {"data.corpus": "--corpus", "policy.model": flag, "policy.urls": flag}
     return flag_recipe({"data": {**data}, "policy": {**(lm or {})}}, flags)
-
-
-def _warn_of_missing_models(path: Path) -> None:
-    """Warn about models of a recipe that are neither on this machine nor on the Hugging Face hub."""
-    from huggingface_hub import model_info, try_to_load_from_cache
-
-    from leret.config.base import paths_in
-
-    for key, name, mark in paths_in(console.sampling_recipe(path, optional=("policy.model",))):
-        if not mark.hub or name in mark.names or Path(name).exists() or name.count("/") != 1:
-            continue
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            continue
-        try:
-            model_info(name, timeout=_HUB_TIMEOUT_S)
-        except Exception as error:
-            fault = f"{dotted(key)}: {name} is not on this machine and cannot be downloaded ({reason(error)})"
-            console.complain(f"{fault}; download it, or fix the name, before you sample", "warning: ")
 
 
 def raw_question(path: Path) -> str | None:

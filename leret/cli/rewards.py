@@ -69,11 +69,15 @@ def check_rewards(
             if name is not None or not isinstance(error.__cause__, MissingDependency):
                 raise
             console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
-    rows = [(p.name, *("none" if v is None else f"{v:.4g}" for v in (p.gold, p.worst))) for p in proofs]
+    rows = [(proof.name, _figure(proof.gold), _figure(proof.worst)) for proof in proofs]
     console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
         raise ConfigError(faults)
     console.done("every reward reaches its maximum on the perfect outcome")
+
+
+def _figure(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
 
 
 def rescore(

@@ -14,7 +14,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
-from leret.core.bundled import ROOT, names
+from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
@@ -58,9 +58,9 @@ def train(
     if launch is not None:
         launcher = _launched(launch)
         stage.estimate(settings, directory)  # raises errors of the recipe once, before the processes start
-        debug = ["--debug"] * bool(context.find_root().params.get("debug"))
-        command = [*launcher, *debug, "train", recipe, "--run", str(run)]
-        command += [part for value in overrides or () for part in ("--set", value)]
+        command = [*launcher, "train", recipe, "--run", str(run), *(f"--set={value}" for value in overrides or ())]
+        if context.find_root().params.get("debug"):
+            command.insert(len(launcher), "--debug")
         raise typer.Exit(_run_launcher(command))
     first = os.environ.get("RANK", "0") == "0"  # only the first process prints
     with shown() as progress:
@@ -218,14 +218,8 @@ def run(
         elif report is not None:
             console.facts(report)
     if all(isinstance(recipe, SamplingRecipe) for recipe in loaded):
-        _say_only_sampled(recipes[0], path)
-
-
-def _say_only_sampled(recipe: str, path: Path) -> None:
-    named = " ".join(name for name in names() if name.startswith(f"training/{Path(recipe).stem}"))
-    advice = f"next: `leret train RECIPE --run {path}` ({named or 'see `leret recipes list`'})"
-    note = f"only sampled, because no training recipe was named; {advice}, then `leret eval RECIPE --run {path}`"
-    console.complain(note, label="note: ")
+        console.complain("only sampled, because no training recipe was named", label="note: ")
+        console.next_command("train", recipes[0], path)
 
 
 def _with_same_name(recipes: list[str]) -> list[str]:

@@ -33,8 +33,9 @@ def search(
 
     ranking = open_retriever(index, token_env=token_env).retriever.search([query], k)[0]
     if as_json:
-        fields = ("doc_id", "title", "text", "score")
-        rows = [{"rank": i, **{name: getattr(p, name) for name in fields}} for i, p in enumerate(ranking, start=1)]
+        rows = []
+        for rank, p in enumerate(ranking, start=1):
+            rows.append({"rank": rank, "doc_id": p.doc_id, "title": p.title, "text": p.text, "score": p.score})
         console.facts({"query": query, "ranking": rows})
     elif ranking:
         _show_ranking(ranking, query)

@@ -143,10 +143,12 @@ def _keys(models: Iterable[Any]) -> set[str]:
 
 def stage_of(value: Mapping[str, Any]) -> Any:
     """Return the recipe class of the only stage with one of the keys; None if no stage or several stages fit."""
-    keys = {stage: _keys((stage, *models_in(stage))) for stage in _FOLDERS}
-    others = {stage: set().union(*(keys[other] for other in keys if other is not stage)) for stage in keys}
-    fits = [stage for stage in keys if set(value) & (keys[stage] - others[stage])]
-    return fits[0] if len(fits) == 1 else None
+    fits = set()
+    for key in value:
+        stages = [stage for stage in _FOLDERS if key in _keys((stage, *models_in(stage)))]
+        if len(stages) == 1:
+            fits.add(stages[0])
+    return fits.pop() if len(fits) == 1 else None
 
 
 def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:

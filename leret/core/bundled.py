@@ -66,8 +66,11 @@ def purpose(name: str) -> str:
     return words.strip().split(". ")[0].rstrip(".")
 
 
-_SHIPPED = {"demo": "policy", "agent": "agent", "english": "english"}  # folders in leret/demo
-POLICIES = (*_SHIPPED, "smollm2")
+_DEMO = _PACKAGE / "demo"
+SHIPPED = {"demo": _DEMO / "policy", "agent": _DEMO / "agent", "english": _DEMO / "english"}
+"""Directories of the policies that ship with leret."""
+
+POLICIES = (*SHIPPED, "smollm2")
 """Names of policies: the small ones that ship with leret, and `smollm2`, which ``make smollm2`` builds."""
 
 MINILM = "minilm"
@@ -86,8 +89,8 @@ def policy_path(name: str) -> Path:
     Raises:
         ConfigError: the policy has not been built.
     """
-    if name in _SHIPPED:
-        return _PACKAGE / "demo" / _SHIPPED[name]
+    if name in SHIPPED:
+        return SHIPPED[name]
     for root in (Path.cwd(), ROOT):
         if (root / "policies" / name / "config.json").is_file():
             return root / "policies" / name

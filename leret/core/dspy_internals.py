@@ -188,10 +188,12 @@ def forward_of(program: dspy.Module) -> Callable[..., Any]:
 def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]) -> dspy.Prediction:
     """Build the same prediction as `dspy.Prediction.from_completions` with copied outputs, three times as fast."""
     prediction, completions = dspy.Prediction.__new__(dspy.Prediction), Completions.__new__(Completions)
-    fields: dict[str, list[Any]] = {name: [one[name] for one in outputs] for name in outputs[0]} if outputs else {}
-    for name, values in fields.items():
+    fields: dict[str, list[Any]] = {}
+    for name in outputs[0] if outputs else ():
+        values = [completion[name] for completion in outputs]
         if any(type(value) is not str for value in values):
-            fields[name] = copy.deepcopy(values)
+            values = copy.deepcopy(values)
+        fields[name] = values
     store = {name: values[0] for name, values in fields.items()}
     vars(completions).update(signature=signature, _completions=fields)
     vars(prediction).update(_store=store, _completions=completions, _lm_usage=None)

@@ -116,3 +116,10 @@ def raised(error: BaseException) -> str:
         return reason(error)
     path = os.path.relpath(frames[-1].filename)
     return f"{reason(error)} ({Path(path).name if path.startswith('..') else path}:{frames[-1].lineno})"
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Return True for Ctrl-C, also if other code turned it into another exception (class creation does)."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -1,4 +1,4 @@
-"""Measure memory, and tune malloc and the garbage collector: small models train 1.5 to 3 times as fast on CPUs.
+"""Tune glibc's malloc and Python's garbage collector: small models train 1.5 to 3 times as fast on CPUs.
 
 By default, glibc returns freed blocks to the kernel, so page faults take most of a tiny model's training time.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,14 +37,6 @@ def trim_malloc() -> bool:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (AttributeError, OSError, TypeError):
         return False
-
-
-def peak_gib() -> float:
-    """Return the peak memory in GiB: of torch's tensors on the current GPU, or of this process if it uses no GPU."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return float(torch.cuda.max_memory_allocated()) / _GIB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB  # Linux counts KiB
 
 
 @contextmanager

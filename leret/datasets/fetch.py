@@ -119,9 +119,11 @@ def fetch(
         asyncio.run(fetcher.run())
         progress.finish()
         failures = [*faults, *_write_corpus(urls, fetcher, directory / "corpus.jsonl")]
-        rows = [("url", "kind", "reason"), *failures]
-        table = "".join("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
-        write_atomically(directory / "failures.tsv", storable(table))
+        lines = []
+        for row in [("url", "kind", "reason"), *failures]:
+            cells = (" ".join(cell.split()) for cell in row)
+            lines.append("\t".join(cells) + "\n")
+        write_atomically(directory / "failures.tsv", storable("".join(lines)))
     n = len(urls) + len(faults) - len(failures)
     if not n:
         raise DataError(f"no page could be fetched; {directory / 'failures.tsv'} has the reasons").failed()
@@ -147,15 +149,12 @@ class Fetcher:
         """Return a page's record; None if it has not been fetched or its file is damaged."""
         try:
             value = json.loads(self._path(url).read_text(encoding="utf-8"))
-        except (FileNotFoundError, RecursionError, ValueError):
+            names = ("url", *(_FAILURE if "kind" in value else ("title", "text")))
+            record = {name: value[name] for name in names}
+            are_valid = all(isinstance(item, str | bool) for item in record.values())
+            return record if are_valid and record["url"] == str(_web_url(url)) else None
+        except (FileNotFoundError, LookupError, RecursionError, TypeError, ValueError):
             return None
-        if not isinstance(value, dict):
-            return None
-        record = {name: value.get(name) for name in ("url", *(_FAILURE if "kind" in value else ("title", "text")))}
-        is_whole = record["url"] == str(_web_url(url)) and all(
-            isinstance(field, str | bool) for field in record.values()
-        )
-        return record if is_whole else None
 
     async def run(self) -> None:
         """Fetch the missing pages."""

@@ -13,9 +13,7 @@ from leret.config.data import DataSettings
 from leret.core.types import Task, digest
 from leret.datasets.columns import guess
 from leret.datasets.corpus import Corpus
-from leret.datasets.formats.conversations import utterances
 from leret.datasets.formats.jsonl import JSONL
-from leret.datasets.leaks import find_leaks
 from leret.datasets.load import has_corpus, load, load_tasks, split_name
 from leret.datasets.records import Problems
 
@@ -44,7 +42,6 @@ class DataReport:
     duplicate_questions: int  # questions with the same text as another question
     n_merged: int  # records that `data.merge_questions` merged with an earlier one
     duplicate_documents: int
-    leaks: Mapping[str, int]  # turns of split dev or test like a turn of split train, by kind (only dialogues)
     skipped: Mapping[str, int]  # bad, doubtful and left-out records of the question and corpus files, by kind
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
@@ -83,7 +80,6 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         duplicate_questions=_repeated(digest(task.text) for task in tasks),
         n_merged=tasks.n_merged,
         duplicate_documents=_repeated(digest(document.text) for document in documents),
-        leaks=_leaks(tasks, data.seed),
         skipped=dict((Counter(tasks.skipped) + problems.kinds) | problems.left_out),
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
@@ -97,13 +93,6 @@ def guess_fields(questions: str, corpus: str | None, flags: Mapping[str, Any]) -
         records = islice(JSONL.rows(source, Problems()), _ROWS)
         tables.append((source, documents, [record.value for record in records]))
     return guess(tables, flags)
-
-
-def _leaks(tasks: Iterable[Task], seed: int) -> dict[str, int]:
-    sides: dict[bool, list[Task]] = {True: [], False: []}  # by whether they are in split train
-    for task in filter(utterances, tasks):
-        sides[split_name(task, seed) == "train"].append(task)
-    return {kind: n for kind, n in find_leaks(sides[False], sides[True])["by_kind"].items() if n}
 
 
 def _repeated(names: Iterable[str]) -> int:

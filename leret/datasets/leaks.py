@@ -11,7 +11,7 @@ from typing import Any
 from leret.core.errors import DataError
 from leret.core.files import write_atomically
 from leret.core.types import Task
-from leret.datasets.formats.conversations import plain, utterances, windows
+from leret.datasets.formats.conversations import plain, utterances
 
 FINGERPRINTS = "pretrain-texts.txt"
 """File in a policy's directory, with a `fingerprint` of each text that the policy learned from."""
@@ -19,13 +19,12 @@ FINGERPRINTS = "pretrain-texts.txt"
 _SHOWN = 5
 _SHORT = 3  # words; shorter replies ("i do") are the same in many dialogues
 
-KINDS = {
+_KINDS = {
     "id": "with the same id",
     "text": "with the same text",
     "words": "with the same words in another order",
     "pretraining": "with the words of a text from pretraining",
     "gold": "with the same gold documents",
-    "turns": "with successive utterances of a training dialogue",
     "reply": "with a reply from a training dialogue",
 }
 """Kinds of leaks, worst first."""
@@ -43,7 +42,7 @@ def find_leaks(
     Returns:
         JSON values: the counts, the first ``examples``, and a ``verdict`` of one line. A question counts once.
     """
-    known: dict[str, dict[Any, str | None]] = {kind: {} for kind in KINDS}
+    known: dict[str, dict[Any, str | None]] = {kind: {} for kind in _KINDS}
     for task in training:
         for kind, key in (*_keys(task), *_utterance_keys(utterances(task))):
             known[kind].setdefault(key, task.id)
@@ -62,7 +61,7 @@ def find_leaks(
         "n_questions": len(evaluation),
         "n_trained": len(training),
         "n_pretrained": len(pretrained),
-        "by_kind": {kind: by_kind[kind] for kind in KINDS},
+        "by_kind": {kind: by_kind[kind] for kind in _KINDS},
         "n_shared_gold": n_shared,
         "unknown": list(unknown),
         "examples": [{"id": one, "kind": kind, "training_id": other} for one, kind, other in pairs[:_SHOWN]],
@@ -75,7 +74,7 @@ def _verdict(leaks: Mapping[str, Any]) -> str:
     compared = f"one of {leaks['n_trained']:,} training questions"
     if leaks["n_pretrained"]:
         compared += f" or {leaks['n_pretrained']:,} texts from pretraining"
-    kinds = ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
+    kinds = ", ".join(f"{count:,} {_KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
     if n:
         verb = "resemble" if n > 1 else "resembles"
         parts = [f"look at these: {n:,} of {leaks['n_questions']:,} questions {verb} {compared}: {kinds}"]
@@ -115,8 +114,6 @@ def _keys(task: Task) -> Iterator[tuple[str, Any]]:
         yield "pretraining", _digest(words)
     if len(task.gold) > 1:
         yield "gold", frozenset(task.gold)
-    for texts, _ in windows(utterances(task)):
-        yield "turns", hash(texts)
 
 
 def _utterance_keys(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -222,6 +222,11 @@ def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
     return tuple(best)
 
 
+def skipped_notes(source: str, skipped: Mapping[str, int]) -> list[str]:
+    """Return notes on the skipped and doubtful records of a source."""
+    return [f"{source}: {n:,} records skipped or doubtful ({kind})" for kind, n in skipped.items()]
+
+
 def _source(data: DataSettings) -> str:
     return str(getattr(data, "questions", data.kind))
 

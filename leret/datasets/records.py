@@ -33,7 +33,6 @@ _FIELDS = (
 )
 _TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
 _BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
-_QUOTED = "cells in quotes, which a .tsv file keeps, unlike a .csv file"
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -67,7 +66,9 @@ class Problems:
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:
             self._times[fault] += 1
-            self._faults.setdefault(fault, []).extend([place] * (self._times[fault] <= _PLACES))
+            places = self._faults.setdefault(fault, [])
+            if len(places) < _PLACES:
+                places.append(place)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -291,10 +292,12 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
     with open_compressed(path) as file:
         first = file.peek().partition(b"\n")[0]
         delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
-        if is_tsv:
-            rows = csv.reader(_table_lines(path, file, current), delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            rows = csv.reader(_table_lines(path, file, current), delimiter=delimiter, strict=True)
+        rows = csv.reader(
+            _table_lines(path, file, current),
+            delimiter="\t" if is_tsv else delimiter,
+            quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
         n_columns = 0
         while True:
             number = rows.line_num + 1
@@ -303,21 +306,17 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
                 cells = next(rows, None)
             except csv.Error as error:
                 if len(current) > 1:
-                    at = number + _open_quote("".join(current), delimiter)
                     advice = "close it, or write a quote in a quoted cell twice"
-                    raise DataError(f"{path}:{at}: this line opens a quote that is not closed; {advice}") from error
+                    raise DataError(f"{path}:{number}: the row opens a quote that is not closed; {advice}") from error
                 problems.add(f"{path}:{number}", BadRecord("broken table", f"broken CSV ({error})"))
                 continue
             if cells is None:
                 return
             n_columns = n_columns or len(cells)
-            if is_tsv:
-                problems.left_out[_QUOTED] += sum(cell[:1] == cell[-1:] == '"' for cell in cells)
             if _are_rows(current, delimiter, n_columns):
                 fault = f"a quoted cell joins {len(current)} lines that look like rows; remove its quotes"
-                for shift in range(len(current)):
-                    problems.add(f"{path}:{number + shift}", BadRecord("broken table", fault))
-            elif any(map(str.strip, cells)):
+                raise DataError(f"{path}:{number}: {fault}")
+            if any(map(str.strip, cells)):
                 yield number, cells
 
 
@@ -325,13 +324,6 @@ def _are_rows(current: list[str], delimiter: str, n_columns: int) -> bool:
     """Check whether each of several lines has the cells of a row, unlike prose, where a space follows a comma."""
     counts = [len(re.findall(f"{delimiter}(?! )", line)) for line in current if line.strip()]
     return n_columns > 1 and len(counts) > 1 and set(counts) == {n_columns - 1}
-
-
-def _open_quote(row: str, delimiter: str) -> int:
-    """Return the index of the line with the first quote that opens a cell and is not closed at the cell's end."""
-    cell = rf'(?:^|(?<={delimiter}))"(?>[^"]*(?:""[^"]*)*)(?!"(?:[{delimiter}\r\n]|$))'
-    match = re.search(cell, row)
-    return row.count("\n", 0, match.start()) if match else 0
 
 
 def _table_lines(path: Path, file: io.BufferedReader, current: list[str]) -> Iterator[str]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.config.messages import closest
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
@@ -23,8 +22,6 @@ from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.base import Retriever
 
 _MEASURE = re.compile(r"(R|P|Success)@[1-9][0-9]{0,5}|(AP|RR|nDCG)(@[1-9][0-9]{0,5})?|Rprec")
-_SPELLINGS = {"recall": "R@k", "precision": "P@k", "hit": "Success@k", "success": "Success@k", "ap": "AP", "rr": "RR"}
-_SPELLINGS |= {"ndcg": "nDCG", "rprec": "Rprec"}
 _BATCH = 256
 _DEPTH = 100  # documents to retrieve for a measure without a cut-off
 _SYSTEM = "raw-question"
@@ -130,9 +127,7 @@ def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
     problems = []
     for name in measures:
         if not _MEASURE.fullmatch(name):
-            near = closest(name.partition("@")[0], _SPELLINGS)
-            hint = f"; did you mean {_SPELLINGS[near]}?" if near else ""
-            problems.append(f"measures: unknown measure {name!r}{hint}; available: {supported}")
+            problems.append(f"measures: unknown measure {name!r}; available: {supported}")
     if problems:
         raise ConfigError(problems)
     return measures

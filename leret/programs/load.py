@@ -9,8 +9,6 @@ from typing import Any
 
 import dspy
 
-from leret.config.messages import nearest
-from leret.config.sampling import ProgramSettings
 from leret.core.errors import USER_ERRORS, ProgramError, raised
 from leret.core.stages import run_file
 from leret.core.types import Task
@@ -48,8 +46,7 @@ def load_program(
     unknown = [key for key in arguments if key not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         takes = ", ".join(list(parameters)[1:]) or "nothing"
-        near = nearest(unknown[0], [*list(parameters)[1:], *ProgramSettings.model_fields])
-        raise ProgramError(f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe{near}")
+        raise ProgramError(f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe")
     try:
         program = cls(**arguments)
     except USER_ERRORS as error:

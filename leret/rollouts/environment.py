@@ -21,7 +21,7 @@ from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
 from leret.core.types import Task, digest
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import UNSPLIT, has_corpus, load_corpus, load_tasks
+from leret.datasets.load import UNSPLIT, has_corpus, load_corpus, load_tasks, skipped_notes
 from leret.policies.base import Policy
 from leret.policies.load import combine_policies, shared_policy, tool_reader
 from leret.retrieval.base import Retriever
@@ -148,12 +148,7 @@ class Environment:
 
     def data_notes(self) -> list[str]:
         """Return notes on skipped and doubtful records of the questions last read and of the corpus."""
-        sources = {"data": self.skipped, "corpus": self.corpus.skipped}
-        return [
-            f"{source}: {n:,} records skipped or doubtful ({kind})"
-            for source, skipped in sources.items()
-            for kind, n in skipped.items()
-        ]
+        return skipped_notes("data", self.skipped) + skipped_notes("corpus", self.corpus.skipped)
 
     @cached_property
     def adapter(self) -> dspy.Adapter:

@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import dspy
-
 from leret.config.base import resolve_paths
 from leret.config.sampling import AdapterSettings, SamplingRecipe
 from leret.core.errors import ConfigError, PolicyError
@@ -53,7 +51,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Keys of `program.adapter` by format."""
 
 _STEPS = 4  # completions of a question until the first search
-_LIMITS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+_MAX_TOKENS, _MAX_TOKENS_SHORT = 512, 128  # in the trial; the lower number for one output
 
 
 class FirstSearch(NamedTuple):
@@ -122,12 +120,10 @@ class FormatTrial:
 
     def limit_tokens(self, limit: int) -> None:
         """Set ``max_tokens``; ``limit`` is the maximum number in the trial."""
-        self.max_tokens = limit
-        longest = 0
-        for temperature in self.searches:
-            lengths = sorted(sample.n_completion_tokens or 0 for sample in self.samples(temperature))
-            longest = max(longest, lengths[math.ceil((1 - MAX_CUT) * len(lengths)) - 1])
-        self.max_tokens = next((n for n in _LIMITS if longest < n <= limit), limit)
+        samples = [sample for temperature in self.searches for sample in self.samples(temperature)]
+        lengths = sorted(sample.n_completion_tokens or 0 for sample in samples)
+        longest = lengths[math.ceil((1 - MAX_CUT) * len(lengths)) - 1]
+        self.max_tokens = min(limit, max(32, 16 * (longest // 16 + 1)))
 
 
 @dataclass(frozen=True)
@@ -174,7 +170,9 @@ async def _try_formats(environment: Environment, tasks: Sequence[Task], progress
 
     async def measure(tried: FormatTrial, temperature: float, questions: Sequence[Task]) -> None:
         adapter = make_adapter(AdapterSettings.model_validate(tried.adapter))
-        runner, plan = runner_with(environment, search, adapter), _plan(recipe, policy, temperature, limit)
+        program, read = environment.program(), environment.replay.read
+        runner = ProgramRunner.over(program, adapter, search, read=read)
+        plan = _plan(recipe, policy, temperature, limit)
         try:
             searches = await asyncio.gather(*(_first_search(runner, plan, task) for task in questions))
         except PolicyError as error:
@@ -208,7 +206,7 @@ def _formats(environment: Environment) -> tuple[list[FormatTrial], int]:
     if not signatures:
         raise ConfigError("the program has only picks; a trial needs a predictor, which writes text")
     is_short = all(len(signature.output_fields) == 1 for signature in signatures) and recipe.sampling.credit != "final"
-    limit = 128 if is_short else _LIMITS[-1]
+    limit = _MAX_TOKENS_SHORT if is_short else _MAX_TOKENS
     if recipe.program.adapter.use_native_function_calling:
         return [FormatTrial("recipe", recipe.program.adapter.model_dump(exclude_defaults=True))], limit
     trials = [FormatTrial(name, keys) for name, keys in FORMATS.items()]
@@ -237,13 +235,6 @@ async def _first_search(runner: ProgramRunner, plan: SamplingPlan, task: Task) -
         if len(point.need.searches) > n_searches:
             break
     return FirstSearch(samples, reward)
-
-
-def runner_with(environment: Environment, search: SearchBatcher, adapter: dspy.Adapter) -> ProgramRunner:
-    """Return a runner of the environment's program with an adapter."""
-    if adapter is environment.adapter:
-        return environment.runner(search)
-    return ProgramRunner.over(environment.program(), adapter, search, read=environment.replay.read)
 
 
 def _plan(recipe: SamplingRecipe, policy: Policy, temperature: float, max_tokens: int) -> SamplingPlan:

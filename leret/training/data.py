@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
-from leret.core.types import Messages, Sample, State, message, text_of
+from leret.core.types import Messages, Sample, State
 from leret.policies.checkpoints import sampled_settings
 from leret.policies.local.chat_template import PromptEncoder, apply_template, letters
 from leret.training.model import InitialPolicy, training_record
@@ -68,11 +68,6 @@ class TrainingExample:
             tuple(sample.is_cut for sample in samples),
             tuple(sample.token_ids for sample in samples),
         )
-
-    @property
-    def targets(self) -> Iterator[tuple[str, bool | None, Sequence[int] | None]]:
-        """Text, cut or not, and token ids of each completion."""
-        return zip_longest(self.completions, self.is_cut, self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -165,8 +160,8 @@ Samples = GroupSamples | RunSamples
 
 def plain(messages: Sequence[Any]) -> Messages:
     """Return messages with only role, text content, and the keys of native tool calls."""
-    keys = ("tool_calls", "tool_call_id", "name", "tools")
-    return tuple(message(str(one["role"]), text_of(one), **{key: one.get(key) for key in keys}) for one in messages)
+    keys = ("role", "content", "tool_calls", "tool_call_id", "name", "tools")
+    return tuple({key: one[key] for key in keys if one.get(key) is not None} for one in messages)
 
 
 def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) -> None:
@@ -262,19 +257,18 @@ class TokenEncoder:
         both = zip(prompts, examples, strict=True)
         texts = dict.fromkeys([*prompts, *(prompt + text for prompt, one in both for text in one.completions)])
         ids = dict(zip(texts, self._ids(list(texts)), strict=True))
-        return [
-            Encoded(
-                list(ids[prompt]),
-                tuple(
-                    self._sampled(example.task_id, text, cut, sampled, same_tokenizer)
-                    or self._completion(ids[prompt], ids[prompt + text], text, cut)
-                    for text, cut, sampled in example.targets
-                ),
-                example.scores,
-                example.learns_end,
-            )
-            for prompt, example in zip(prompts, examples, strict=True)
-        ]
+        encoded = []
+        sampled: dict[tuple[Any, ...], list[int] | None] = {}  # pairs of a state share completions
+        for prompt, example in zip(prompts, examples, strict=True):
+            completions = []
+            for text, is_cut, token_ids in zip_longest(example.completions, example.is_cut, example.token_ids):
+                target = text, is_cut, token_ids and tuple(token_ids)
+                if target not in sampled:
+                    sampled[target] = self._sampled(example.task_id, *target, same_tokenizer)
+                whole = sampled[target] or self._completion(ids[prompt], ids[prompt + text], text, is_cut)
+                completions.append(whole)
+            encoded.append(Encoded(ids[prompt], tuple(completions), example.scores, example.learns_end))
+        return encoded
 
     def render(self, messages: Messages) -> str:
         how = {"enable_thinking": self.enable_thinking, "tokenize": False, "add_generation_prompt": True}

@@ -18,13 +18,12 @@ from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, T
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import rotate_checkpoints
 
-from leret.core.memory import peak_gib
 from leret.core.progress import Progress
 from leret.core.runs import versions
 from leret.training.job import Interrupt, TrainingJob, TrainingRecord, checkpoint_step
 from leret.training.processes import is_main
 from leret.training.validation import Validation
-from leret.training.watch import PEAK, RATE, Monitor, best_step, first_alarms, monitored
+from leret.training.watch import PEAK, RATE, Monitor, best_step, first_alarms, monitored, peak_gib
 
 N_CHECKPOINTS = 2
 """Number of checkpoints that stay on disk, including the best checkpoint."""

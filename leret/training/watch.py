@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,8 +29,7 @@ _LOG = logging.getLogger("leret")
 Log = Sequence[Mapping[str, Any]]
 
 PEAK, RATE = "memory/peak_gib", "completions/per_second"
-"""Peak memory so far (`leret.core.memory.peak_gib`); completions sampled or trained on per second, without validation.
-"""
+"""Peak memory so far (`peak_gib`); completions sampled or trained on per second, without validation."""
 
 PICKER = "pick/"
 """Prefix of the metrics of a picker that is trained together with a writer (`joint`)."""
@@ -44,6 +44,15 @@ NOISE = 0.05
 _REWARDS = ("reward", "objective/rlhf_reward")
 _SCORES = (*_REWARDS, "rewards/margins")
 """Metrics that training should increase: the reward, or the margin of chosen over rejected."""
+
+
+def peak_gib() -> float:
+    """Return the peak memory in GiB: of torch's tensors on the current GPU, or of this process if it uses no GPU."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        return float(torch.cuda.max_memory_allocated()) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts KiB
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,15 +68,6 @@ def test_a_table_in_a_pipe_has_no_padding(capsys):
     assert any("a note of many words " * 9 in f"{line} " for line in lines)
 
 
-def test_columns_are_dropped_in_the_order_that_the_table_asks_for(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    table(["run", "data", "state", "figure"], [["a", "x" * 9, "y" * 9, "0.123"]], drop_first=("data", "state"))
-    written = capsys.readouterr()
-    assert ("y" * 9 in written.out, "0.123" in written.out, "x" * 9 in written.out) == (True, True, False)
-    assert "hidden in this narrow terminal: data" in " ".join(ANSI.sub("", written.err).split())
-
-
 def test_exceptions_that_did_not_occur_are_not_shown(capsys):
     facts(
         {"pairs": 0, "waiting": 0, "resumed_from": 0, "loss_last": 0.5, "dropped": 3, "prompts": {"0": None, "1": 0.5}}
@@ -87,15 +78,11 @@ def test_exceptions_that_did_not_occur_are_not_shown(capsys):
     assert "0: " not in shown
 
 
-def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("# Commands:\n#   leret train demo-sft --run runs/first --set a=b\n")
-    for stage, recipe in (("train", str(mine)), ("train", "expand-pick"), ("eval", "expand-pick"), ("eval", "sft")):
+def test_the_next_command_names_the_shipped_recipe_if_there_is_one(capsys):
+    for stage, recipe in (("train", "mine.yaml"), ("train", "expand-pick"), ("eval", "sampling/expand-pick.yaml")):
         next_command(stage, recipe, Path("runs/my run"))
     assert [line for line in capsys.readouterr().out.splitlines() if line != "next:"] == [
-        "  leret train demo-sft --run 'runs/my run' --set a=b",
+        "  leret train RECIPE --run 'runs/my run'",
         "  leret train expand-pick --run 'runs/my run'",
         "  leret eval expand-pick --run 'runs/my run'",
-        "  leret eval RECIPE --run 'runs/my run'",
     ]

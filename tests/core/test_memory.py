@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from leret.core.memory import gc_frozen, peak_gib
+from leret.core.memory import gc_frozen
 
 GAPS = """
 from pathlib import Path
@@ -42,13 +42,3 @@ def test_collector_skips_existing_objects_in_the_block():
         assert gc.get_freeze_count() > 0.9 * frozen  # other threads may let go of a few
     assert not gc.get_freeze_count()
     assert gc.get_threshold() == thresholds
-
-
-def test_peak_memory_is_that_of_the_process():
-    before = peak_gib()
-    block = bytearray(200 << 20)
-    for i in range(0, len(block), 4096):
-        block[i] = 1
-    assert before > 0
-    assert peak_gib() >= 200 / 1024
-    assert peak_gib() >= before

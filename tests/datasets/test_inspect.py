@@ -60,19 +60,3 @@ def test_merged_records_are_counted(tmp_path):
     path = json_lines(tmp_path / "q", [*QUESTIONS, {**QUESTIONS[0], "id": "q3"}])
     report = inspect("jsonl", path, merge_questions=True)
     assert (report.n_questions, report.n_merged, report.duplicate_questions) == (2, 1, 0)
-
-
-def test_sides_of_a_conversation_in_two_splits_are_counted(tmp_path):
-    said = ["how is the tea", "it is quite cold", "so drink it now", "no i will not"]
-    rows = [
-        {"persona": ["a"], "history": said[:3], "reply": said[3], "split": "train"},
-        {"persona": ["b"], "history": [], "reply": said[0], "split": "test"},
-        {"persona": ["b"], "history": said[:2], "reply": said[2], "split": "test"},
-        {"persona": ["c"], "history": ["hi"], "reply": "good evening to you", "split": "dev"},
-    ]
-    path = json_lines(tmp_path / "q", rows)
-    stories = json_lines(tmp_path / "c", DOCUMENTS)
-    assert inspect("dialogue", path, stories).leaks == {"turns": 1, "reply": 1}
-    parted = [{name: value for name, value in row.items() if name != "split"} for row in rows]
-    assert inspect("dialogue", json_lines(tmp_path / "parted", parted), stories).leaks == {}
-    assert inspect("jsonl", json_lines(tmp_path / "jsonl", QUESTIONS), stories).leaks == {}

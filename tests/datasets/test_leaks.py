@@ -46,7 +46,7 @@ def reply(id, history, answer, persona=("i sing",)):
 @pytest.mark.parametrize(
     ("planted", "kind"),
     [
-        (reply("x", ["Hi, you", "it is you ?"], "Yes, it is me"), "turns"),  # from the other side
+        (reply("x", ["Hi, you", "it is you ?"], "Yes, it is me"), "reply"),  # from the other side
         (reply("x", ["so"], "Hi you"), None),  # too short
         (reply("x", ["so"], "yes it is me !"), "reply"),
         (reply("x", ["so"], "i sing a lot"), "reply"),

@@ -1,6 +1,6 @@
 import pytest
 
-from leret.training.watch import RULES, alarms, best_step, first_alarms
+from leret.training.watch import RULES, alarms, best_step, first_alarms, peak_gib
 
 
 def log_of(key, *values, **beside):
@@ -75,3 +75,13 @@ def test_the_best_step_is_the_earliest_of_equal_ones_and_not_the_start():
     log = [{"step": step, "eval_recall": value} for step, value in ((0, 0.9), (5, 0.4), (10, 0.6), (15, 0.6))]
     assert best_step([*log, {"step": 15, "loss": 1.0}]) == 10
     assert best_step(log, "ap") is None
+
+
+def test_peak_memory_is_that_of_the_process():
+    before = peak_gib()
+    block = bytearray(200 << 20)
+    for i in range(0, len(block), 4096):
+        block[i] = 1
+    assert before > 0
+    assert peak_gib() >= 200 / 1024
+    assert peak_gib() >= before

@@ -22,6 +22,7 @@ from leret.datasets.splits import SPLITS, SplitName
 
 Fields = Mapping[str, Any]
 HUB = "hf:"
+_WHOLE_NUMBER = re.compile(r"\s*-?[0-9]{1,18}\s*")
 _UNANSWERABLE = {"is_impossible": ("true", "1"), "answerable": ("false", "0")}
 """Values of the marks of unanswerable questions (SQuAD 2.0, MuSiQue), as text in lower case."""
 
@@ -120,19 +121,9 @@ def optional_number(record: Fields, name: str) -> int | None:
     value = record.get(name)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    number = whole_number(value) if isinstance(value, str) else value
-    if type(number) is not int:
+    if type(value) is not int and not (isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value)):
         raise wrong(name, value, "a whole number")
-    return number
-
-
-def whole_number(value: str) -> int | None:
-    """Return a whole number of at most 18 digits that is written as text; None for any other text.
-
-    >>> whole_number("-2"), whole_number("1.0"), whole_number("9" * 5000)
-    (-2, None, None)
-    """
-    return int(value) if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value) else None
+    return int(value)
 
 
 def split(record: Fields) -> SplitName | None:

@@ -82,7 +82,7 @@ def _keys(turns: Sequence[Turn]) -> list[list[Hashable]]:
     seen = set[tuple[str, bool]]().union(*views)
     keys: list[list[Hashable]] = []
     for turn, view in zip(turns, views, strict=True):
-        keys.append([*turn.keys, *(window for window, is_own in view if (window, not is_own) in seen)])
+        keys.append([*turn.keys, *(window for window, speaks in view if (window, not speaks) in seen)])
     return keys
 
 

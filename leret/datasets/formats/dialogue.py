@@ -24,11 +24,11 @@ from typing import Any
 
 from leret.config.data import FileSettings
 from leret.core.types import Document, Task, digest
-from leret.datasets.formats.base import HUB, Fields, FileReader, optional_text, text, text_list, wrong
+from leret.datasets.formats.base import HUB, Fields, FileReader, optional_text, split, text, text_list, wrong
 from leret.datasets.formats.conversations import Turn, plain, split_names
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed
-from leret.datasets.splits import SPLITS, split_of
+from leret.datasets.splits import split_of
 
 _SILENCE = "__SILENCE__"  # stands for the partner's utterance if the other speaker begins
 _NOT_DOCUMENT = frozenset({"persona", "history", "reply", "question", "stories"})
@@ -113,11 +113,8 @@ def _task(record: Fields) -> Task:
     else:
         inputs = {name: _texts(record, name) for name in ("persona", "history")}
         replies = (text(record, "reply"),)
-    split = optional_text(record, "split")
-    if split is not None and split not in SPLITS:
-        raise BadRecord("unknown split", f"field 'split' is {split!r}; it should be train, dev or test")
     name = text(record, "id") if record.get("id") is not None else digest(inputs, *replies)
-    return Task(name, inputs, answers=replies, split=SPLITS[split] if split else None)
+    return Task(name, inputs, answers=replies, split=split(record))
 
 
 def _parted(record: Fields) -> tuple[dict[str, list[str]], tuple[str, ...]]:

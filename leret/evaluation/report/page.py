@@ -56,7 +56,7 @@ def write_page(
 
 def render(
     summary: Mapping[str, Any],
-    facts: Sequence[tuple[str, str]],
+    facts: Sequence[tuple[str, str]],  # label, text
     learned: TrainingData,
     training: Mapping[str, Mapping[str, Any]],
     examples: Mapping[str, Any] | None,
@@ -66,56 +66,77 @@ def render(
 ) -> str:
     """Return the report on the summary's ``focus`` as HTML without external files, with all text escaped.
 
-    ``examples`` is the content of examples.json. ``training`` maps policies to their training.json. ``facts`` are
-    (label, text) pairs.
+    ``examples`` is the content of examples.json. ``training`` maps policies to their training.json.
     """
-    last, measures = summary["n_hops"], summary["measures"]
-    loader = FileSystemLoader(Path(__file__).parent)
     options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
-    environment = Environment(loader=loader, trim_blocks=True, **options)
-    return environment.get_template("report.html.j2").render(
-        summary=summary,
-        name=name,
-        headline=headline(summary) or name,
-        subtitle=subtitle,
-        cards=_cards(summary),
-        columns=[
-            {"measure": m, "hop": h} for m in measures for h in range(1, last + 1) if m in _EVERY_HOP or h == last
-        ],
-        compared=_compared(summary),
-        level=LEVEL,
-        types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
-        type_columns=[{"measure": m, "hop": last} for m in _DUMBBELLS if m in measures]
-        or [{"measure": measures[0], "hop": last}],
-        labels={m: LABELS.get(m, m) for m in measures},
-        percent=lambda share: f"{100 * share:g} %",
-        any_failed=any(row["failed"] for row in summary["rows"]),
-        dumbbells=[
+    loader = FileSystemLoader(Path(__file__).parent)
+    return (
+        Environment(loader=loader, trim_blocks=True, **options)
+        .get_template("report.html.j2")
+        .render(
+            summary=summary,
+            name=name,
+            headline=headline(summary) or name,
+            subtitle=subtitle,
+            cards=_cards(summary),
+            **_columns(summary),
+            compared=_compared(summary),
+            level=LEVEL,
+            labels={m: LABELS.get(m, m) for m in summary["measures"]},
+            percent=lambda share: f"{100 * share:g} %",
+            any_failed=any(row["failed"] for row in summary["rows"]),
+            sampled=_sampled(learned),
+            rounds=learned.rounds,
+            **_plots(summary, learned, training),
+            examples=examples,
+            facts=facts,
+            version=__version__,
+        )
+    )
+
+
+def _columns(summary: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the columns of the tables: main measures of systems after each hop, others after the last."""
+    last, measures = summary["n_hops"], summary["measures"]
+    columns = []
+    for measure in measures:
+        first = 1 if measure in _EVERY_HOP else last
+        columns += [{"measure": measure, "hop": hop} for hop in range(first, last + 1)]
+    of_types = [measure for measure in _DUMBBELLS if measure in measures] or measures[:1]
+    return {
+        "columns": columns,
+        "types": [{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
+        "type_columns": [{"measure": measure, "hop": last} for measure in of_types],
+    }
+
+
+def _plots(
+    summary: Mapping[str, Any], learned: TrainingData, training: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[dict[str, str]]]:
+    """Return the titles and the SVG of all plots."""
+    samples = (
+        ("rewards", "Rewards of the samples", "reward", learned.rewards),
+        ("margins", "Margins of the pairs", "chosen minus rejected reward", learned.margins),
+    )
+    return {
+        "dumbbells": [
             {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
             for measure, title in _DUMBBELLS.items()
-            if summary["rows"] and measure in measures
+            if summary["rows"] and measure in summary["measures"]
         ],
-        histograms=[
+        "histograms": [
             {"title": title, "svg": bars_by_step(id, label, by_step)}
-            for id, title, label, by_step in (
-                ("rewards", "Rewards of the samples", "reward", learned.rewards),
-                ("margins", "Margins of the pairs", "chosen minus rejected reward", learned.margins),
-            )
+            for id, title, label, by_step in samples
             if any(by_step.values())
         ],
-        sampled=_sampled(learned),
-        rounds=learned.rounds,
-        curves=[
+        "curves": [
             {
-                "title": f"Training of {policy}",
+                "title": f"Training of {name}",
                 "svg": curves(f"curves-{i}", "Training curves by step, or by round", panels),
             }
-            for i, (policy, panels) in enumerate(curves_of(training))
+            for i, (name, panels) in enumerate(curves_of(training))
         ],
-        examples=examples,
-        facts=facts,
-        version=__version__,
-    )
+    }
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(listed: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return columns, and a row per run."""
+    """Return columns, the most important first (a narrow terminal cuts the last), and a row per run."""
     rows = []
     for run in listed:
         sampled, figures = run.get("sampled") or {}, run.get("figures") or {"systems": {}}
@@ -72,5 +72,5 @@ def table(listed: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str
         values = [f"{name} {'-' if v is None else format(v, '.3f')}" for name, v in figures["systems"].items()]
         trained = ", ".join(run.get("trained") or ()) or "-"
         result = f"{LABELS.get(figures['measure'], figures['measure'])}: {', '.join(values)}" if values else "-"
-        rows.append([run["run"], run["state"], run.get("data") or "-", counts, trained, result])
-    return ["run", "state", "data", "sampled", "trained", "main figures"], rows
+        rows.append([run["run"], result, run["state"], counts, trained, run.get("data") or "-"])
+    return ["run", "main figures", "state", "sampled", "trained", "data"], rows

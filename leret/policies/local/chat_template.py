@@ -176,7 +176,10 @@ class PromptEncoder:
             return f"token ids from {min(ids)} to {max(ids)}, but the vocabulary has {size} tokens"
         if any(token in self._ends for token in ids[:-1]):
             return f"token ids that go on after an end token for the completion {text[:80]!r}"
-        plain, whole = (self.to_text(ids, special) for special in (False, True))
+        plain = self.to_text(ids)
+        if plain == text:
+            return None
+        whole = self.to_text(ids, special=True)
         if letters(text) in {letters(plain), letters(whole)}:
             return None
         calls = self.read_calls(text, ())[1]

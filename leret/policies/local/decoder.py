@@ -117,7 +117,7 @@ class Decoder:
         self.to_text = to_text
         self.prefixes = prefixes
         self.prefill_tokens = prefill_tokens
-        self._stop_tokens: dict[str, Tensor] = {}  # by last character of a stop string: which tokens contain it
+        self._texts: dict[int, str] = {}  # by token
         self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
@@ -267,32 +267,21 @@ class Decoder:
         owners: Sequence[tuple[Job, int]],
         n_tokens: int,
     ) -> Tensor:
+        """Return which rows end with a stop string; only rows whose last token may end one are decoded."""
         stopped = torch.zeros_like(alive)
-        ends = {mark[-1] for job, _ in owners for mark in job.stop}
-        if self.to_text is None or not ends:
+        if self.to_text is None or not any(job.stop for job, _ in owners):
             return stopped
-        may_stop = torch.zeros_like(alive)
-        for end in ends:
-            may_stop |= self._tokens_with(end)[chosen]
-        for row in (may_stop & alive).nonzero()[:, 0].tolist():
-            place_ = int(rows.place[row])
-            stop = owners[place_][0].stop
-            if stop:
-                text = self.to_text(ids[place_, :n_tokens].tolist())
+        tokens, indices = chosen.tolist(), rows.place.tolist()
+        for row in alive.nonzero()[:, 0].tolist():
+            token, index = tokens[row], indices[row]
+            stop = owners[index][0].stop
+            if token not in self._texts:
+                self._texts[token] = self.to_text([token])
+            # Decoding a single token strips spaces, and tokens may split other characters than ASCII.
+            if any(mark[-1] in self._texts[token] or mark[-1] == " " or not mark.isascii() for mark in stop):
+                text = self.to_text(ids[index, :n_tokens].tolist())
                 stopped[row] = any(mark in text for mark in stop)
         return stopped
-
-    def _tokens_with(self, character: str) -> Tensor:
-        """Return which tokens may complete a stop string with this last character, (n_vocabulary,) bool."""
-        if character not in self._stop_tokens:
-            assert self.to_text is not None
-            n_tokens = self.model.get_output_embeddings().weight.shape[0]
-            contains = torch.ones(n_tokens, dtype=torch.bool, device=self.device)
-            if character == "\n" or "!" <= character <= "~":  # decoding strips spaces; tokens split other characters
-                for token in range(n_tokens):
-                    contains[token] = character in self.to_text([token])
-            self._stop_tokens[character] = contains
-        return self._stop_tokens[character]
 
 
 def _collect(ids: Tensor, logprobs: Tensor, lengths: Tensor, ended: Tensor) -> list[Generated]:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,6 +76,7 @@ class OpenAIPolicy(SharedInstance):
             True: settings.merged_body(tokens.request_keys()),
         }
         self._refusals = refusals_of(tuple(settings.urls), settings.model)
+        self._shapes: set[tuple[Any, ...]] = set()  # of requests that the server accepts as they are
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
 
@@ -83,7 +85,9 @@ class OpenAIPolicy(SharedInstance):
         if not seeds:
             raise PolicyError("the request has no seeds; pass one seed per completion")
         try:
-            completions = await (self._ask(request, seeds) if len(seeds) == 1 else self._ask_several(request, seeds))
+            completions = await (
+                self._ask(request, seeds, completions_of) if len(seeds) == 1 else self._ask_several(request, seeds)
+            )
         except HttpError as error:
             raise policy_error(error) from error
         return completions if request.temperature > 0 else completions * len(request.seeds)
@@ -124,10 +128,10 @@ class OpenAIPolicy(SharedInstance):
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         if await self._honours_n(request):
             with suppress(RejectedError):  # if the request is invalid, the calls below are rejected too
-                completions = await self._ask(request, seeds)
+                completions = await self._ask(request, seeds, completions_of)
                 if len(completions) == len(seeds):
                     return completions
-        each = await asyncio.gather(*[self._ask(request, (seed,)) for seed in seeds])
+        each = await asyncio.gather(*[self._ask(request, (seed,), completions_of) for seed in seeds])
         self._takes_n = False
         return [completion for one in each for completion in one]
 
@@ -145,27 +149,15 @@ class OpenAIPolicy(SharedInstance):
                 self._probe = None
 
     async def _request_two(self, request: Request) -> bool:
-        body = {**self._body(request, request.seeds[:1]), "n": 2, "max_tokens": 1}
         try:
-            n_choices = await self._refusals.send(body, partial(self._post, read=_n_choices))
+            n_choices = await self._ask(replace(request, max_tokens=1), request.seeds[:1] * 2, _n_choices)
             self._takes_n = n_choices == 2
         except RejectedError as error:
             # An invalid request is rejected again when samples are requested.
             self._takes_n = UNFINISHED.search(str(error)) is not None
         return self._takes_n
 
-    async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
-        async def ask(sent: dict[str, Any]) -> list[Completion]:
-            limit = sent.get("max_tokens") or sent.get("max_completion_tokens")
-            read = partial(completions_of, n=len(seeds), max_tokens=limit, stop=request.stop, meter=self.meter)
-            return await self._post(sent, read)
-
-        return await self._refusals.send(self._body(request, seeds), ask)
-
-    async def _post(self, body: dict[str, Any], read: Callable[[Answer], T]) -> T:
-        return await self.client.request(Call("POST", "/chat/completions", json=body), read)
-
-    def _body(self, request: Request, seeds: tuple[int, ...]) -> dict[str, Any]:
+    async def _ask(self, request: Request, seeds: tuple[int, ...], read: Callable[..., T]) -> T:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
         body: dict[str, Any] = {
@@ -185,10 +177,22 @@ class OpenAIPolicy(SharedInstance):
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.stop:
             body["stop"] = list(request.stop)
-        return body
+        shape = (*body, request.temperature, request.top_p)
+        reader = partial(read, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter)
+        if shape in self._shapes:
+            return await self.client.request(Call("POST", "/chat/completions", json=body), reader)
+        answer = await self._refusals.send(body, partial(self._post, reader))
+        if not self._refusals.names:
+            self._shapes.add(shape)
+        return answer
+
+    async def _post(self, read: Callable[..., T], body: dict[str, Any]) -> T:
+        if "max_tokens" not in body and "max_completion_tokens" not in body:
+            read = partial(read, max_tokens=None)
+        return await self.client.request(Call("POST", "/chat/completions", json=body), read)
 
 
-def _n_choices(answer: Answer) -> int:
+def _n_choices(answer: Answer, **_: object) -> int:
     return len(answer.json["choices"])
 
 
@@ -244,8 +248,14 @@ def completions_of(
         counts = shared([len(_text(choice["message"]) or "") for choice in choices], n_written)
     completions = []
     for choice, count in zip(choices, counts, strict=True):
-        text, reason = _text(choice["message"]), str(choice.get("finish_reason") or "").lower()
-        _check_choice(choice, text, reason, max_tokens, answer)
+        message, reason = choice["message"], str(choice.get("finish_reason") or "").lower()
+        text = message.get("content")
+        if not isinstance(text, str) or message.get("tool_calls"):
+            text = _text(message)
+        if not text or choice.get("error") or reason not in {"stop", "length"}:
+            _check_choice(choice, text, reason, answer)
+        if max_tokens is not None and len(text) > _LONGEST_TOKEN * max_tokens:
+            raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
         ids = logprobs = None
         if choice.get("logprobs") is not None or choice.get("token_ids") is not None:
             ids, logprobs = _tokens(choice)
@@ -255,11 +265,11 @@ def completions_of(
             raise ValueError(f"{n_tokens} tokens exceed max_tokens={max_tokens}")
         is_full = not reason and max_tokens is not None and n_tokens >= max_tokens
         finish = "stop" if _STOPPED.fullmatch(reason) and not is_full else "length"
-        whole, text = text, before_stop(text, stop)
-        if len(text) < len(whole):
+        if any(mark in text for mark in stop):
             finish = "stop"
-            if not whole.endswith(tuple(stop)):
+            if not text.endswith(tuple(stop)):
                 ids = logprobs = None  # they include the tokens after the stop string
+            text = before_stop(text, stop)
         completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
     if meter is not None:
         meter.answered(answer.seconds, n_prompt, sum([one.n_completion_tokens for one in completions]), n)
@@ -298,7 +308,7 @@ def _part(part: Any) -> str:
     return text
 
 
-def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, max_tokens: int | None, answer: Answer) -> None:
+def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, answer: Answer) -> None:
     """Raise an error if a choice is not a complete completion."""
     message, error = choice["message"], choice.get("error")
     refusal = message.get("refusal")
@@ -318,8 +328,6 @@ def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, max_tokens:
         )
     if not isinstance(text, str):
         raise answer.malformed("a completion without text (message.content is not text)")
-    if max_tokens is not None and len(text) > _LONGEST_TOKEN * max_tokens:
-        raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:

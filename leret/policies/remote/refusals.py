@@ -73,9 +73,8 @@ class Refusals:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        self._refused: frozenset[str] = frozenset()  # names in `_WITHOUT`
+        self.names: frozenset[str] = frozenset()  # in `_WITHOUT`
         self._accepted: set[str] = set()
-        self._shapes: set[tuple[Any, ...]] = set()  # of requests that succeeded: keys, temperature and top_p
         self._locks: Any = WeakKeyDictionary()  # by event loop
 
     async def send(self, body: Body, ask: Ask[T]) -> T:
@@ -84,7 +83,7 @@ class Refusals:
         Raises:
             RejectedError: the request is refused for another reason.
         """
-        sent = _without(body, self._refused) if self._refused else body
+        sent = _without(body, self.names)
         try:
             answer = await ask(sent)
         except RejectedError as error:
@@ -92,19 +91,16 @@ class Refusals:
                 raise
             refusal = error
         else:
-            shape = (*sent, sent.get("temperature"), sent.get("top_p"))
-            if shape not in self._shapes:  # once per kind of request
-                self._shapes.add(shape)
-                self._accepted.update(map(_name, sent, sent.values()))
+            self._accepted.update(map(_name, sent, sent.values()))
             return answer
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            if sent == _without(body, self._refused):  # else another request found the key meanwhile
+            if sent == _without(body, self.names):  # else another request found the key meanwhile
                 return await self._search(body, refusal, ask)
         return await self.send(body, ask)
 
     async def _search(self, body: Body, refusal: RejectedError, ask: Ask[T]) -> T:
         """Leave out one key after the other until a request succeeds. Then add those that the server accepts."""
-        error, refused = refusal, list(self._refused)
+        error, refused = refusal, list(self.names)
         while True:
             name = self._suspect(error, _without(body, refused))
             if name is None:
@@ -115,14 +111,14 @@ class Refusals:
                 break
             except RejectedError as another:
                 error = another
-        for name in refused[len(self._refused) : -1]:  # the last is certainly refused
+        for name in refused[len(self.names) : -1]:  # the last is certainly refused
             with suppress(RejectedError):
                 answer = await ask(_without(body, {*refused} - {name}))
                 refused.remove(name)
         for name in refused:
             if name != "max_tokens" or _NEW_LIMIT not in refused:
                 _note(self._server, name)
-        self._refused = frozenset(refused)
+        self.names = frozenset(refused)
         return answer
 
     def _suspect(self, error: RejectedError, sent: Body) -> str | None:
@@ -132,10 +128,10 @@ class Refusals:
         if error.status not in _STATUSES or any(pattern.search(text) for pattern in of_others):
             return None
         names = {key: _name(key, value) for key, value in sent.items()}
-        suspects = [key for key in sent if names[key] in _WITHOUT.keys() - self._accepted]
-        named = [names[word] for word in re.findall(r"\w+", text) if word in suspects]
+        suspects = [name for name in _WITHOUT if name in names.values() and name not in self._accepted]
+        named = [names[word] for word in re.findall(r"\w+", text) if names.get(word) in suspects]
         if not named:
-            return next((name for name in _WITHOUT if name in map(names.get, suspects)), None)
+            return next(iter(suspects), None)
         is_of_value = _OF_VALUE.search(text) and not _OF_KEY.search(text)
         return None if is_of_value and named[0] in _SAMPLING else named[0]
 

@@ -30,6 +30,8 @@ from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # bm25s starts JAX, which reserves the GPU's memory
+
 _WORD = re.compile(r"\b\w\w+\b")
 _FEW = 64  # results per batch up to which Python sorts faster than NumPy
 _CELLS = 1 << 22  # maximum size of the result matrix; limits the memory of a large batch with a large k
@@ -148,15 +150,10 @@ class BM25Index(IndexEngine):
         return BM25(documents, _read(directory, len(documents)), self.settings)
 
 
-def _library(name: str) -> Any:
-    """Import a module of bm25s. bm25s starts JAX if it is installed, and JAX would reserve most of the GPU's memory."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    return import_module(name)
-
-
 def _index(corpus: Documents, settings: BM25Settings) -> Any:
     """Return a bm25s index of all documents, each as ``title. text``."""
-    bm25s = _library("bm25s")
+    import bm25s
+
     words = make_analyzer(settings)
     vocabulary: dict[str, int] = {}
     columns = [
@@ -300,7 +297,8 @@ def fold_accents(text: str) -> str:
 def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
     if name is None:
         return frozenset()
-    stopwords = _library("bm25s.stopwords")
+    from bm25s import stopwords
+
     short = {"english": "EN", "english_plus": "EN_PLUS"}
     words = getattr(stopwords, f"STOPWORDS_{short.get(name, name.upper())}", None)
     if words is None:
