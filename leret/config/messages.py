@@ -143,11 +143,13 @@ def _typo(
 
 
 def _replaced(placed: Placed, key: Key, right: str, item: Any, more: Collection[str]) -> Placed:
-    """Return a recipe with another name and value for a key. If it has the right key too, that value stays."""
+    """Return a recipe with another name and value for a key. If it has the right key too, sections are joined."""
     value = deepcopy(placed.value)
     section = _at(value, key[:-1])
     del section[key[-1]]
-    if right not in more:
+    if isinstance(item, dict) and isinstance(section.get(right), dict):
+        section[right] = item | section[right]
+    elif right not in more:
         section.setdefault(right, item)
     renamed = {(*key[:-1], right, *k[len(key) :]): at for k, at in placed.places.items() if k[: len(key)] == key}
     return Placed(value, renamed | placed.places, placed.problems)
