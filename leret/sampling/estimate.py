@@ -86,14 +86,18 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     lengths = _lengths(environment, questions[:20])
     n_calls = samples + more + bank_calls
     share = bank_calls / max(1, n_calls)
-    notes = environment.notes()
-    if share > _LARGE_SHARE:
-        notes.append(
-            f"the prompt bank takes {share:.0%} of the LM calls; lower sampling.bank.candidates (now {candidates}), or "
-            "set sampling.prompts: 1"
-        )
+    notes = [*environment.notes(), *_bank_notes(share, candidates)]
     counts = (n_questions, steps, states, samples, bank_calls, n_calls, n_stored, bank_ready)
     return SampleEstimate(*counts, notes, *lengths, round(share, 2))
+
+
+def _bank_notes(share: float, n_candidates: int) -> list[str]:
+    if share <= _LARGE_SHARE:
+        return []
+    return [
+        f"the prompt bank takes {share:.0%} of the LM calls; lower sampling.bank.candidates (now {n_candidates}), or "
+        "set sampling.prompts: 1"
+    ]
 
 
 def steps_of(environment: Environment) -> int | None:

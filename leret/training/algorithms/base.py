@@ -315,16 +315,22 @@ def stored_trainer(
         more["ref_model"] = copy.deepcopy(inputs.model)
     arguments = getattr(trl, f"{name}Config")(**trainer_arguments(recipe, inputs), max_length=None, **keys)
     if has_references:
-        visited = visited_rows(arguments, len(inputs.examples))
-        rows = {column: [values[row] for row in visited] for column, values in rows.items()}
-        if len(visited) < len(inputs.examples):
-            arguments.train_sampling_strategy, arguments.num_train_epochs = "sequential", 1
+        rows = _first_epoch(arguments, rows, len(inputs.examples))
     packed = inputs.device == "cpu" and n_processes() == 1 and share_prompts(inputs.model)
     collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=packed)
     kind = getattr(trl, f"{name}Trainer")
     trainer = build_trainer(kind, recipe, inputs, arguments, rows, data_collator=collator, **more)
     trainer.ref_model = None  # its log-probabilities are stored in the rows
     return trainer
+
+
+def _first_epoch(arguments: Any, rows: Mapping[str, list[Any]], n_rows: int) -> Mapping[str, list[Any]]:
+    """Return the rows that a Trainer visits; if they are not all, set ``arguments`` to visit each once, in order."""
+    visited = visited_rows(arguments, n_rows)
+    if len(visited) == n_rows:
+        return rows
+    arguments.train_sampling_strategy, arguments.num_train_epochs = "sequential", 1
+    return {column: [values[row] for row in visited] for column, values in rows.items()}
 
 
 def visited_rows(arguments: Any, n_rows: int) -> Sequence[int]:
