@@ -2,10 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/demo.yaml
     OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/hotpotqa.yaml --set data.questions=Q --set data.corpus=C
+    python benchmarks/batches.py sampling/smollm2-rewrite.yaml --set data.questions=Q --set data.corpus=C \
+        --temperature 0 --completions 40 --demos 0 --sizes 8 40 --dtypes float32 bfloat16
 
 Prompts are as the recipe's program sends them: a question with zero to three passages and zero to three demos. Each
 completion has its own seed. The same completions are sampled one by one, in batches of 8 and in batches of 64 different
-prompts, and are compared token by token.
+prompts, and are compared token by token, for each dtype by itself.
 
     different            completions that differ from those sampled one by one
     largest difference   largest rounding difference between log-probabilities of a token, in equal completions
@@ -32,8 +34,6 @@ from leret.policies.local.policy import LocalPolicy
 from leret.programs.prompts import Prompt
 from leret.rollouts.environment import Environment
 
-SIZES = (1, 8, 64)
-
 
 def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Namespace) -> list[Job]:
     """Return one job per completion, in an order that mixes prompts."""
@@ -47,10 +47,11 @@ def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Nam
             for text, ranking in zip(questions, found, strict=True)
         ]
         demos = [{**call, "query": call["question"]} for call in calls[:3]]
-        bank = [Prompt(str(n), {predictor: demos[:n]}) for n in range(4)]
+        bank = [Prompt(str(n), {predictor: demos[:n]}) for n in range(arguments.demos + 1)]
         messages = [
             environment.formatter.messages(
-                predictor, {**call, "context": call["context"][: rng.choice((0, 0, 1, 3))]}, rng.choice(bank)
+                environment.formatter.need(predictor, {**call, "context": call["context"][: rng.choice((0, 0, 1, 3))]}),
+                rng.choice(bank),
             )
             for call in calls[3:]
         ]
@@ -75,20 +76,31 @@ def main() -> None:
     parser.add_argument("--model", help="model directory; default: the recipe's policy.model")
     parser.add_argument("--completions", type=int, default=10_000)
     parser.add_argument("--prompts", type=int, default=1000, help="number of different prompts")
+    parser.add_argument("--demos", type=int, default=3, choices=range(4), help="maximum demos in a prompt")
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--dtypes", nargs="+", default=["auto"], help="float32, bfloat16 ...; auto: the policy's")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[1, 8, 64], help="batch sizes; the first is compared")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the recipe")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe, SamplingRecipe, arguments.set, optional=("policy.model",))
-    policy = make_policy(recipe.policy.in_process(arguments.model or recipe.policy.model))
+    print("| dtype | batch | completions | tokens | different | largest difference | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    n_different = sum(compare(recipe, arguments, dtype) for dtype in arguments.dtypes)
+    sys.exit(1 if n_different else 0)
+
+
+def compare(recipe: SamplingRecipe, arguments: argparse.Namespace, dtype: str) -> int:
+    """Print a row for each batch size; return how many completions differ from those sampled one by one."""
+    settings = recipe.policy.in_process(arguments.model or recipe.policy.model)
+    policy = make_policy(settings.model_copy(update={"dtype": dtype}))
     assert isinstance(policy, LocalPolicy)
     jobs = jobs_of(recipe, policy, arguments)
     first: list[Generated] = []
     n_different = 0
-    print("| batch | completions | tokens | different | largest difference | seconds |\n|---|---|---|---|---|---|")
-    for size in SIZES:
+    for size in arguments.sizes:
         began = time.process_time()
         completions = sampled(policy, jobs, size)
         seconds = time.process_time() - began
@@ -96,19 +108,23 @@ def main() -> None:
         pairs = list(zip(first, completions, strict=True))
         different = [(one, other) for one, other in pairs if one.token_ids != other.token_ids]
         rounding = max(
-            abs(p - q)
-            for one, other in pairs
-            if one.token_ids == other.token_ids
-            for p, q in zip(one.logprobs, other.logprobs, strict=True)
+            (
+                abs(p - q)
+                for one, other in pairs
+                if one.token_ids == other.token_ids
+                for p, q in zip(one.logprobs, other.logprobs, strict=True)
+            ),
+            default=0.0,
         )
         n_tokens = sum(len(own.token_ids) for own in completions)
-        print(f"| {size} | {len(jobs)} | {n_tokens} | {len(different)} | {rounding:.1e} | {seconds:.0f} |", flush=True)
+        row = f"| {dtype} | {size} | {len(jobs)} | {n_tokens} | {len(different)} | {rounding:.1e} | {seconds:.0f} |"
+        print(row, flush=True)
         for one, other in different[:5]:
             texts = [policy.model.encoder.to_text(generated.token_ids) for generated in (one, other)]
             print(f"  {texts[0]!r} -> {texts[1]!r}")
         n_different += len(different)
     policy.close()
-    sys.exit(1 if n_different else 0)
+    return n_different
 
 
 if __name__ == "__main__":

@@ -71,6 +71,10 @@ class EvalRecipe(Settings):
     baseline: Annotated[str, Free()] = Field("base", description="system to compare all other systems with")
     reader: ReaderSettings | None = Field(None, description="LM that writes the answers of all systems")
     temperature: float = Field(0.0, ge=0)
+    dtype: Annotated[Literal["float32"] | None, Free()] = Field(
+        "float32",
+        description="precision of local policies; in float32, batches do not change a completion; None: theirs",
+    )
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question to average at temperature > 0")
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="bootstrap resamples")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)

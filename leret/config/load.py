@@ -312,7 +312,7 @@ def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
     if settings.margin and settings.strategy != "margin":
         message = f"strategy {settings.strategy} ignores this key; set sampling.strategy: margin, or remove the key"
         yield ("sampling.margin", "sampling.strategy"), message
-    if n_few_shot > bank.candidates:
+    if bank.candidates is not None and n_few_shot > bank.candidates:
         message = f"needs {n_few_shot} few-shot prompts; raise sampling.bank.candidates (now {bank.candidates})"
         yield ("sampling.prompts", "sampling.bank.candidates"), message
 

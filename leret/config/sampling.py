@@ -67,7 +67,9 @@ class BankSettings(Settings):
     train_questions: PositiveInt = 50
     dev_questions: PositiveInt = 50
     max_demos: PositiveInt = 3
-    candidates: PositiveInt = Field(8, description="candidate prompts; the best candidates form the bank")
+    candidates: PositiveInt | None = Field(
+        None, description="candidate prompts, of which the best form the bank; None: 8, fewer in a small run"
+    )
     temperature: float = Field(0.7, ge=0, description="temperature of the bootstrapping calls")
     path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="files as in R/prompts")
 

@@ -232,6 +232,9 @@ class WritingRecipe(RoundRecipe, WriterKeys):
     served: bool = Field(
         False, description="sample on the run's servers (kind openai, vLLM), which load the adapter before each round"
     )
+    importance_clip: float | None = Field(
+        None, gt=0, description="weight losses by min(p_trainer / p_sampler, importance_clip); None: no weights"
+    )
     beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
     kl_estimator: Literal["k1", "k3"] = "k3"
     target_kl: float | None = Field(None, gt=0, description="nats per completion, to adapt beta; None: fixed beta")
@@ -250,7 +253,7 @@ class TRLKeys(Settings):
     """The choice between leret's loop and TRL's trainer. The vLLM keys are passed to TRL unchanged."""
 
     not_in_trl: ClassVar[tuple[str, ...]] = (
-        "questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served",
+        "questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served", "importance_clip",
     )  # fmt: skip
 
     engine: Literal["leret", "trl", "tinker"] = Field(
@@ -283,7 +286,8 @@ class TinkerKeys(Settings):
         recipe: Any = self
         if recipe.engine != "tinker":
             return self
-        names = [name for name in ("optim", "dtype", "served", "entropy_coef") if name in type(self).model_fields]
+        keys = ("optim", "dtype", "served", "entropy_coef", "importance_clip")
+        names = [name for name in keys if name in type(self).model_fields]
         if wrong := changed_keys(self, names):
             raise ValueError(f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine")
         if recipe.lora is None or changed_keys(recipe.lora, ("alpha", "target_modules", "quantization")):

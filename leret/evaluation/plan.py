@@ -319,7 +319,7 @@ def open_evaluator(
     shared = run, directory, environment, decoding, samples, policies, tasks, measures, key, progress
     environment.progress = progress  # of building indexes
     others = {name: environment.searching_with(one, name) for name, one in recipe.retrievers.items()}
-    return Evaluator(*shared, others, recipe.reader)
+    return Evaluator(*shared, others, recipe.reader, recipe.dtype)
 
 
 def _functions(measures: Measures) -> list[str]:

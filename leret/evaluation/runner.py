@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from leret.config.evaluation import ReaderSettings
-from leret.config.policy import PolicySettings, by_predictor
+from leret.config.policy import LocalPolicySettings, PolicySettings, by_predictor
 from leret.core.aio import for_each
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
@@ -94,6 +94,7 @@ class Evaluator:
     others: Mapping[str, Environment] = field(default_factory=dict)
     """Environments with other retrievers, by `System.retriever`."""
     reader: ReaderSettings | None = None
+    dtype: Literal["float32"] | None = None  # of local policies; None: as their settings say
     # Open policies by name (None: the reader). They share an event loop, because connections belong to one loop.
     _open: dict[str | None, Policy] = field(default_factory=dict, init=False)
     _loop: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
@@ -231,7 +232,12 @@ class Evaluator:
         if name not in self._open:
             for other in set(self._open) - {None} if name is not None else ():
                 self._loop.run(self._open.pop(other).aclose())
-            self._open[name] = open_policies(settings, make_policy)
+            self._open[name] = open_policies(settings, self._make)
+
+    def _make(self, settings: PolicySettings) -> Policy:
+        if self.dtype is not None and isinstance(settings, LocalPolicySettings):
+            settings = settings.model_copy(update={"dtype": self.dtype})
+        return make_policy(settings)
 
 
 def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:

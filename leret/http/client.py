@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from leret.core.errors import LeretError
 from leret.core.types import json_encoder
-from leret.http.endpoints import ApiKey, Clock, Endpoint, EndpointPool, RateLimit, checked_urls
+from leret.http.endpoints import ApiKey, Clock, Endpoint, EndpointPool, RateLimit, Slots, checked_urls
 
 if TYPE_CHECKING:
     import aiohttp
@@ -151,7 +151,7 @@ class Answer:
 class _PerLoop:
     # Objects that cannot be shared between event loops.
     session: aiohttp.ClientSession
-    slots: asyncio.Semaphore
+    slots: Slots
     pool: EndpointPool
 
 
@@ -163,7 +163,7 @@ class Client:
         secret: another key sent in requests; like ``key``, it is removed from messages.
         timeout_s: timeout of each attempt.
         retry_for_s: retries end this many seconds after the request or a later answer of any server; 0 means no retry.
-        concurrency: maximum number of requests in flight per event loop.
+        concurrency: maximum number of requests in flight per event loop; time-outs lower it for a while (`Slots`).
     """
 
     def __init__(
@@ -182,6 +182,7 @@ class Client:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.urls = checked_urls(urls, f"{setting}.urls")
+        self._setting = setting
         self.key = key or ApiKey()
         self._secret = secret or ApiKey()
         self._advice = {
@@ -233,6 +234,8 @@ class Client:
                 raise RetryableError(why, failure.kind, failure.wait_s) from failure
             if self._meter is not None:
                 self._meter.retried()
+            if failure.kind == "timeout":
+                _tell_slow(self.urls, self._setting, timeout_s or self._timeout_s)
             _LOG.info("%s; attempt %d in %.3g s", failure, n + 1, wait_s)
             await self._sleep(wait_s)
 
@@ -258,6 +261,8 @@ class Client:
                 error.args = (self._secret.redact(self.key.redact(str(error))),)
                 if isinstance(error, RetryableError):
                     local.pool.failed(endpoint, sent, error.kind, error.wait_s)
+                    if error.kind == "timeout":
+                        local.slots.timed_out(sent)
                 if self._meter is not None:
                     self._meter.fault(error.kind)
                 raise
@@ -265,6 +270,7 @@ class Client:
                 endpoint.n_in_flight -= 1
             endpoint.n_failures, endpoint.paused_until = 0, 0.0
             self._answered_at = self._clock()
+            local.slots.answered()
             return value
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:
@@ -282,7 +288,7 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0),  # `slots` is the limit
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        local = _PerLoop(session, asyncio.Semaphore(self._concurrency), EndpointPool(self.urls, self._clock))
+        local = _PerLoop(session, Slots(self._concurrency, self._clock), EndpointPool(self.urls, self._clock))
         self._loops[asyncio.get_running_loop()] = local
         return local
 
@@ -315,6 +321,15 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
         raise RetryableError(f"{url} cannot be reached ({cause})", "connection") from error
     except TimeoutError as error:
         raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
+
+
+@cache
+def _tell_slow(urls: Sequence[str], setting: str, timeout_s: float) -> None:
+    _LOG.warning(
+        "%s: the server needs more than %s.timeout_s (%g s) per request; raise it or lower %s.concurrency. Until it "
+        "answers in time, leret sends fewer requests at once",
+        ", ".join(urls), setting, timeout_s, setting,
+    )  # fmt: skip
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

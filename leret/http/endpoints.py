@@ -1,7 +1,8 @@
-"""A client's interchangeable servers, API keys and rate limits."""
+"""A client's interchangeable servers, API keys, rate limits and requests in flight."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
@@ -17,6 +18,7 @@ Clock = Callable[[], float]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+_ANSWERS_PER_SLOT = 4  # more would fill a slow server again within seconds
 _BLAMELESS = frozenset({"rate_limit", "incomplete"})  # failures that do not mean the server is down
 
 
@@ -75,6 +77,56 @@ class EndpointPool:
                 return endpoint  # after the pause, a single request tests the server
         healthy = (endpoint for endpoint in candidates if not endpoint.n_failures)
         return min(healthy, key=lambda endpoint: endpoint.n_in_flight, default=None)
+
+
+class Slots:
+    """Limit on the requests in flight of one event loop: an async context manager around a request.
+
+    A time-out halves the limit, because a server that is too slow for its load would start the same requests over and
+    over. Answers raise the limit again, one slot for `_ANSWERS_PER_SLOT` answers per slot, up to ``n``.
+
+    Source: additive increase, multiplicative decrease: Chiu and Jain 1989, doi 10.1016/0169-7552(89)90019-6.
+    """
+
+    def __init__(self, n: int, clock: Clock = time.monotonic) -> None:
+        self.limit, self.n_in_flight = n, 0
+        self._most, self._clock = n, clock
+        self._semaphore = asyncio.Semaphore(n)
+        self._n_surplus = 0  # slots of the semaphore above the limit
+        self._n_answers = 0  # since the limit changed
+        self._lowered_at = float("-inf")
+
+    async def __aenter__(self) -> None:
+        await self._semaphore.acquire()
+        while self._n_surplus:
+            self._n_surplus -= 1
+            await self._semaphore.acquire()
+        self.n_in_flight += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self.n_in_flight -= 1
+        self._free()
+
+    def answered(self) -> None:
+        """Count an answer, and raise the limit if it is due."""
+        self._n_answers += 1
+        if self.limit < self._most and self._n_answers >= _ANSWERS_PER_SLOT * self.limit:
+            self.limit, self._n_answers = self.limit + 1, 0
+            self._free()
+
+    def timed_out(self, sent: float) -> None:
+        """Halve the requests in flight, unless the request was ``sent`` before they were last halved."""
+        if sent < self._lowered_at:
+            return
+        limit = max(1, min(self.limit, self.n_in_flight) // 2)
+        self._n_surplus += self.limit - limit
+        self.limit, self._n_answers, self._lowered_at = limit, 0, self._clock()
+
+    def _free(self) -> None:
+        if self._n_surplus:
+            self._n_surplus -= 1
+        else:
+            self._semaphore.release()
 
 
 class ApiKey:

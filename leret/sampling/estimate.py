@@ -24,8 +24,10 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.environment import Environment
 from leret.rollouts.states import LOOKED_AT
-from leret.sampling.bank.bank import n_bank_questions
+from leret.sampling.bank.bank import n_bank_questions, n_candidates
 from leret.sampling.store.store import Store
+
+_LARGE_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class SampleEstimate:
     Attributes:
         steps: LM calls per program run; None if unknown without an LM.
         lm_calls: completions, including completions for the prompt bank.
+        bank_share: share of the prompt bank in ``lm_calls``.
         stored_samples: samples in the store, from all policies.
         prompt_tokens: length of the longest few-shot prompt tried; None if the policy is not in a local directory.
     """
@@ -50,6 +53,7 @@ class SampleEstimate:
     notes: Sequence[str] = ()
     prompt_tokens: int | None = None
     positions: int | None = None
+    bank_share: float = 0.0
 
 
 def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
@@ -66,11 +70,12 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             n_stored = store.counts()["samples"]
-    rest = (n_stored, bank_ready, environment.notes())
     if steps is None:
-        return SampleEstimate(n_questions, None, None, None, 0 if bank_ready else None, None, *rest)
+        n_bank = 0 if bank_ready else None
+        return SampleEstimate(n_questions, None, None, None, n_bank, None, n_stored, bank_ready, environment.notes())
     n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
-    bank_calls = 0 if bank_ready else steps * (n_train + settings.bank.candidates * n_dev)
+    candidates = n_candidates(settings, n_questions)
+    bank_calls = 0 if bank_ready else steps * (n_train + candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
     to_end = settings.credit != "step" and (settings.credit != "auto" or bool(environment.replay.stops))
@@ -79,7 +84,20 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     if settings.credit == "auto" and len(environment.replay.names) > 1:
         more += min(LOOKED_AT, n_questions) * steps
     lengths = _lengths(environment, questions[:20])
-    return SampleEstimate(n_questions, steps, states, samples, bank_calls, samples + more + bank_calls, *rest, *lengths)
+    n_calls = samples + more + bank_calls
+    share = bank_calls / max(1, n_calls)
+    notes = [*environment.notes(), *_bank_notes(share, candidates)]
+    counts = (n_questions, steps, states, samples, bank_calls, n_calls, n_stored, bank_ready)
+    return SampleEstimate(*counts, notes, *lengths, round(share, 2))
+
+
+def _bank_notes(share: float, n_candidates: int) -> list[str]:
+    if share <= _LARGE_SHARE:
+        return []
+    return [
+        f"the prompt bank takes {share:.0%} of the LM calls; lower sampling.bank.candidates (now {n_candidates}), or "
+        "set sampling.prompts: 1"
+    ]
 
 
 def steps_of(environment: Environment) -> int | None:

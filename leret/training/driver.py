@@ -146,7 +146,9 @@ class StepLoop:
     """State and callbacks of an engine that is not a `transformers.Trainer`; events come in Trainer's order."""
 
     def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int) -> None:
-        self.args = TrainingArguments(output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[])
+        self.args = TrainingArguments(
+            output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[], logging_first_step=True
+        )
         self.state = TrainerState(max_steps=max_steps, logging_steps=logging_steps, save_steps=save_steps)
         self.control = TrainerControl()
         self._handler: Any = CallbackHandler([DefaultFlowCallback()], None, None, None, None)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from leret.config.evaluation import ReaderSettings
-from leret.config.policy import LocalPolicySettings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -17,6 +17,7 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rollouts.actors import Decoding
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
 from tests.sampling.fakes import FakeRetriever, questions
+from tests.tiny import tiny_policy
 
 QUESTIONS = questions(6)
 BASE = System("base", "base", "base", prompt=ZERO_SHOT)
@@ -168,3 +169,14 @@ def test_one_policy_is_held_at_a_time(make):
     assert [policy.closed for policy in evaluator.opened] == [True, False]
     evaluator.close()
     assert evaluator.opened[1].closed
+
+
+@pytest.mark.parametrize(("dtype", "opened"), [("float32", "float32"), (None, "bfloat16")])
+def test_local_policies_are_evaluated_in_float32(make, tmp_path, dtype, opened):
+    served = OpenAIPolicySettings(model="m", urls=("http://127.0.0.1:1/v1",))
+    evaluator = make()
+    evaluator.dtype = dtype
+    policy = evaluator._make(LocalPolicySettings(model=str(tiny_policy(tmp_path / "tiny")), dtype="bfloat16"))
+    assert str(next(policy.model.network.parameters()).dtype) == f"torch.{opened}"
+    policy.close()
+    assert evaluator._make(served).settings == served

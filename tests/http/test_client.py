@@ -2,6 +2,7 @@ import asyncio
 import gc
 import json
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -44,6 +45,11 @@ class Time:
     async def sleep(self, seconds):
         self.slept.append(seconds)
         await asyncio.sleep(0)
+
+
+class RealTime:
+    clock = staticmethod(time.monotonic)
+    sleep = staticmethod(asyncio.sleep)
 
 
 def got(answer):
@@ -258,3 +264,27 @@ def test_retry_after_is_read_as_seconds_or_as_a_date():
     unreadable = dict.fromkeys(["nan", "soon", "Wed, 21 Oct 2015 07:28:00 +99999999999999999999"])
     for value, seconds in {"1000000": 120, "-5": 0, **unreadable}.items():
         assert retry_after_s({"Retry-After": value}) == seconds
+
+
+class Shared(Echo):
+    """Is slow under load: it shares its capacity among its requests, and each needs 0.1 s alone."""
+
+    async def route(self, request, body):
+        done = 0.0
+        while done < 0.1:
+            await asyncio.sleep(0.02)
+            done += 0.02 / self.n_now
+        return await super().route(request, body)
+
+
+def test_a_server_that_is_slow_under_load_gets_fewer_requests(caplog):
+    server, meter = Shared(), UsageMeter()
+
+    async def work(client):
+        return await asyncio.gather(*[asked(client) for _ in range(24)])
+
+    assert len(run([server], work, time=RealTime(), meter=meter, concurrency=16, timeout_s=1.0)) == 24
+    n_repeated = len(server.requests) - 24
+    assert 1 <= n_repeated <= 40, "16 in flight take 1.6 s, and the server goes on with those that were dropped"
+    notes = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert ["needs more than policy.timeout_s (1 s)" in note for note in notes] == [True]

@@ -1,9 +1,10 @@
+import asyncio
 import pickle
 
 import pytest
 
 from leret.core.errors import ConfigError
-from leret.http.endpoints import ApiKey, EndpointPool, RateLimit, checked_urls
+from leret.http.endpoints import ApiKey, EndpointPool, RateLimit, Slots, checked_urls
 
 SECRET = "sk-0123456789abcdef"
 
@@ -114,3 +115,50 @@ def test_variable_without_key_is_refused_without_value(value, monkeypatch):
     with pytest.raises(ConfigError, match=r"policy\.api_key_env: .*TINY_KEY") as caught:
         ApiKey.from_env("TINY_KEY", "policy.api_key_env")
     assert "sk-" not in str(caught.value)
+
+
+def test_time_outs_halve_the_requests_in_flight_and_answers_raise_them():
+    async def main():
+        now = [0.0]
+        slots = Slots(8, clock=lambda: now[0])
+        for _ in range(6):
+            await slots.__aenter__()
+        now[0] = 60.0
+        for _ in range(6):  # all of a wave time out together
+            slots.timed_out(sent=0.0)
+            await slots.__aexit__()
+        assert (slots.limit, slots.n_in_flight) == (3, 0)
+        waiting = [asyncio.ensure_future(slots.__aenter__()) for _ in range(8)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert slots.n_in_flight == 3
+        for _ in range(12):
+            slots.answered()
+        await asyncio.sleep(0)
+        assert (slots.limit, slots.n_in_flight) == (4, 4)
+        for _ in range(2):
+            now[0] += 60.0
+            slots.timed_out(sent=now[0])
+        assert slots.limit == 1
+        for place in range(8):
+            await waiting[place]
+            await slots.__aexit__()
+        assert (slots.limit, slots.n_in_flight) == (1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_keeps_no_slot():
+    async def main():
+        slots = Slots(2)
+        await slots.__aenter__()
+        slots.timed_out(sent=slots._clock())
+        waiting = asyncio.ensure_future(slots.__aenter__())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await slots.__aexit__()
+        await asyncio.wait_for(slots.__aenter__(), 1)
+        assert slots.n_in_flight == 1
+
+    asyncio.run(main())

@@ -54,3 +54,13 @@ def test_the_plan_bounds_what_the_stage_does_and_writes_nothing(made, tmp_path):
     assert sum(len(request.seeds) for request in made[0].requests) <= planned.lm_calls
     after = estimate(recipe_of(), run)
     assert (after.stored_samples, after.bank_ready, after.bank_calls) == (report.samples, True, 0)
+
+
+def test_the_plan_names_the_share_of_the_bank(made, tmp_path):
+    planned = estimate(recipe_of(), Run(tmp_path / "run"))
+    assert planned.bank_share == 0.22
+    assert not any("prompt bank" in note for note in planned.notes)
+    large = estimate(recipe_of(prompts=2, samples=1), Run(tmp_path / "run"))
+    assert large.bank_share == round(large.bank_calls / large.lm_calls, 2) == 0.45
+    note = large.notes[-1]
+    assert "45% of the LM calls; lower sampling.bank.candidates (now 4)" in note

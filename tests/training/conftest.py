@@ -79,7 +79,7 @@ def dialogue_run(tmp_path):
 @pytest.fixture
 def learnt(monkeypatch):
     pairs, of = [], RolloutBatch.of
-    batch_of = lambda sequences, groups: pairs.extend(sequences) or of(sequences, groups)  # noqa: E731
+    batch_of = lambda sequences, *more: pairs.extend(sequences) or of(sequences, *more)  # noqa: E731
     monkeypatch.setattr("leret.training.online.writing.RolloutBatch.of", batch_of)
     return pairs
 

@@ -44,8 +44,16 @@ def test_each_alarm_is_raised_once_its_limit_holds_in_a_row(case):
     assert first_alarms([*log, *log]) == [alarm]
 
 
+def test_a_sampler_that_differs_is_told_in_the_first_round():
+    key = "sampling/sampling_logp_difference/mean"
+    [alarm] = alarms(log_of(key, 0.03))
+    assert (alarm.name, alarm.step) == ("sampler", 1)
+    assert "importance_clip" in alarm.message
+    assert alarms(log_of(key, 3e-5)) == []
+
+
 def test_every_rule_is_provoked():
-    provoked = {case.split(" ")[0].rstrip(",") for case in PROVOKED if not case.startswith("pick/")}
+    provoked = {case.split(" ")[0].rstrip(",") for case in PROVOKED if not case.startswith("pick/")} | {"sampler"}
     assert {rule.name for rule in RULES} | {"overfitting", "validation"} == provoked
 
 

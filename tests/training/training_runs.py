@@ -116,10 +116,10 @@ def changed(recipe, **keys):
     return type(recipe)(**{**recipe.model_dump(), **keys})
 
 
-def trainer_of(recipe, model, base, directory, pairs):
+def trainer_of(recipe, model, base, directory, pairs, max_steps=None):
     if recipe.learning_rate is None:  # a stage chooses it by the size of the model
         recipe = recipe.model_copy(update={"learning_rate": 1e-3})
-    inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), pairs, directory, "cpu")
+    inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), pairs, directory, "cpu", max_steps)
     with training_process(1):
         return ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
 

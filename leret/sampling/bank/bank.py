@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from leret.config.sampling import SamplingSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -30,6 +31,7 @@ from leret.rollouts.walk import RolloutRunner
 from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
 
 _FIRST = 16  # questions that are tried first: if no completion parses, the others are not
+_MOST_CANDIDATES = 8
 
 
 async def load_or_build_bank(
@@ -73,6 +75,20 @@ def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
     run.event("sample", "bank", prompts=len(prompts), wanted=wanted, scores=scores)
 
 
+def n_candidates(settings: SamplingSettings, n_questions: int) -> int:
+    """Return how many candidates the bank of a run of ``n_questions`` scores.
+
+    Without ``bank.candidates``, the bank takes about a third of the run's LM calls at most, and has at least one
+    candidate for each few-shot prompt.
+    """
+    if settings.bank.candidates is not None:
+        return settings.bank.candidates
+    n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
+    n_runs = n_questions * settings.prompts * settings.samples // 2  # half as many as the samples take
+    affordable = (n_runs - n_train) // max(1, n_dev)
+    return max(1, settings.prompts - 1, min(_MOST_CANDIDATES, affordable))
+
+
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
     """Return how many of ``n_questions`` are for making the bank's demos and how many for scoring its candidates."""
     if n_questions >= n_train + n_dev:
@@ -100,7 +116,8 @@ async def _bootstrapped(
 ) -> list[Prompt]:
     recipe, settings = environment.recipe, environment.recipe.sampling
     train, dev = _drawn(run, environment, tasks)
-    progress.start("prompt bank", len(train) + settings.bank.candidates * len(dev))
+    candidates = n_candidates(settings, len(tasks))
+    progress.start("prompt bank", len(train) + candidates * len(dev))
     rollouts = await _zero_shot(environment, policy, searches, train, progress)
     reward = scoring(settings.whole_reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
@@ -112,7 +129,7 @@ async def _bootstrapped(
     asked |= {"temperature": settings.bank.temperature}
     teacher = [cached_completion_lm(rollouts, lm, environment.replay.read, **asked) for lm in warm]
     stop = threading.Event()
-    plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
+    plan = BankPlan(settings.prompts, settings.bank.max_demos, candidates, threshold)
     program = environment.program()
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -294,16 +295,18 @@ def stored_trainer(
     """Return TRL's trainer ``name`` (SFT, DPO, KTO) over rows of token ids that ``collate`` joins to batches.
 
     ``keys`` are for the trainer's configuration. With ``precompute_ref_log_probs``, the rows include the initial
-    policy's log-probabilities. Under FSDP, TRL would load the reference model by name, and a merged adapter still has
-    the base model's name. So this function passes a copy of the policy. With ``lora`` it fails: TRL would leave weights
-    on the CPU.
+    policy's log-probabilities; a training of less than an epoch then gets only the rows that it visits.
+
+    Under FSDP, TRL would load the reference model by name, and a merged adapter still has the base model's name. So
+    this function passes a copy of the policy. With ``lora`` it fails: TRL would leave weights on the CPU.
     """
     import trl
 
     from leret.training.packing import share_prompts
 
     more: dict[str, Any] = {}
-    if "precompute_ref_log_probs" in keys and n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    has_references = "precompute_ref_log_probs" in keys
+    if has_references and n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         if recipe.lora is not None:
             raise TrainingError(
                 f"lora: FSDP cannot train an adapter with {recipe.algorithm} (TRL issue 6470); use --launch zero3 "
@@ -311,12 +314,45 @@ def stored_trainer(
             )
         more["ref_model"] = copy.deepcopy(inputs.model)
     arguments = getattr(trl, f"{name}Config")(**trainer_arguments(recipe, inputs), max_length=None, **keys)
+    if has_references:
+        rows = _first_epoch(arguments, rows, len(inputs.examples))
     packed = inputs.device == "cpu" and n_processes() == 1 and share_prompts(inputs.model)
     collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=packed)
     kind = getattr(trl, f"{name}Trainer")
     trainer = build_trainer(kind, recipe, inputs, arguments, rows, data_collator=collator, **more)
     trainer.ref_model = None  # its log-probabilities are stored in the rows
     return trainer
+
+
+def _first_epoch(arguments: Any, rows: Mapping[str, list[Any]], n_rows: int) -> Mapping[str, list[Any]]:
+    """Return the rows that a Trainer visits; if they are not all, set ``arguments`` to visit each once, in order."""
+    visited = visited_rows(arguments, n_rows)
+    if len(visited) == n_rows:
+        return rows
+    arguments.train_sampling_strategy, arguments.num_train_epochs = "sequential", 1
+    return {column: [values[row] for row in visited] for column, values in rows.items()}
+
+
+def visited_rows(arguments: Any, n_rows: int) -> Sequence[int]:
+    """Return the rows that a Trainer with these arguments visits, in its order; all rows if it takes an epoch or more.
+
+    Args:
+        arguments: `transformers.TrainingArguments`.
+        n_rows: size of the dataset.
+    """
+    import torch
+
+    per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    n_steps = arguments.max_steps
+    if n_steps < 1:
+        n_steps = math.ceil(arguments.num_train_epochs * math.ceil(n_rows / per_step))
+    if n_steps * per_step >= n_rows:
+        return range(n_rows)
+    if arguments.train_sampling_strategy == "sequential":
+        return range(n_steps * per_step)
+    order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(arguments.data_seed))
+    rows: list[int] = order[: n_steps * per_step].tolist()
+    return rows
 
 
 def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:

@@ -44,5 +44,5 @@ def _describe(recipe: GSPORecipe) -> str:
     return f"group sequence policy optimization (arXiv 2507.18071), {recipe.num_generations} completions per state"
 
 
-OBJECTIVE = Objective(advantages, loss)
+OBJECTIVE = Objective(advantages, loss, level="sequence")
 GSPO = OnlineAlgorithm(GSPORecipe, OBJECTIVE, _describe)

@@ -60,5 +60,5 @@ def _describe(recipe: RLOORecipe) -> str:
     return f"REINFORCE leave-one-out (arXiv 2402.14740), {recipe.num_generations} completions per state"
 
 
-OBJECTIVE = Objective(advantages, loss, penalty="reward")
+OBJECTIVE = Objective(advantages, loss, penalty="reward", level="sequence")
 RLOO = OnlineAlgorithm(RLOORecipe, OBJECTIVE, _describe)

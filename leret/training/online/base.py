@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leret.rollouts.rounds import Sampled
+    from leret.training.online.losses import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,11 @@ class Objective:
             which is minimized, and other terms for the log.
         penalty: the quantity that includes the KL penalty; with ``reward``, the function `loss` receives weight 0.
         has_values: True if the policy has a value head, which gives a value per token.
+        level: what the loss takes the probability ratio of; ``importance_clip`` weights the same unit.
     """
 
     advantages: Callable[[Any, Sampled, Any, float], Any]
     loss: Callable[[Any, Any, Any, float], dict[str, Tensor]]
     penalty: Literal["loss", "reward"] = "loss"
     has_values: bool = False
+    level: Level = "token"

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+Level = Literal["token", "sequence"]
 LossType = Literal["sequence", "token", "dapo"]
 
 
@@ -32,6 +33,23 @@ def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float 
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
     return loss, clipped
+
+
+def importance_weights(difference: Tensor, mask: Tensor, clip: float, level: Level) -> Tensor:
+    """Return truncated importance weights, ``min(p_trainer / p_sampler, clip)``: (n, width), or (n, 1) of completions.
+
+    Args:
+        difference: (n, width) trainer's minus sampler's token log-probability, at the same weights.
+        mask: (n, width).
+        clip: largest weight; it bounds the variance and biases the estimate where it takes effect.
+        level: ``token`` weights each token by its ratio, ``sequence`` each completion by the product of its ratios.
+
+    Source: Ionides 2008, doi 10.1198/106186008X320456; per token: Espeholt et al. 2018, arXiv 1802.01561, eq. 1.
+    """
+    log_ratio = difference * mask
+    if level == "sequence":
+        log_ratio = log_ratio.sum(1, keepdim=True)
+    return log_ratio.exp().clamp(max=clip)
 
 
 def k1(logps: Tensor, reference_logps: Tensor) -> Tensor:

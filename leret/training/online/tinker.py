@@ -29,7 +29,7 @@ from leret.training.online.base import Objective
 from leret.training.online.loop import RoundLoop
 from leret.training.online.losses import KLController
 from leret.training.online.update import Forward, RolloutBatch, make_schedule
-from leret.training.online.writing import WriterLearner
+from leret.training.online.writing import WriterLearner, check_decoding
 from leret.training.processes import refuse_processes
 from leret.training.validation import Validation
 
@@ -186,6 +186,10 @@ class TinkerUpdate:
         """Return each token's log-probability under the initial policy."""
         return _table(self._adapter.initial_logps(batch.sequences), batch), None
 
+    def mismatch(self) -> dict[str, float]:
+        """Return nothing: the log-probabilities before a step are the sampler's."""
+        return {}
+
     def step(self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None) -> dict[str, float]:
         """Take one optimizer step; return leret's loss and its terms, from the server's log-probabilities."""
         recipe, counted = self._recipe, batch.counted(round_tokens, bool(beta))
@@ -218,11 +222,7 @@ class TinkerLearner(WriterLearner):
         recipe: Any = job.recipe
         sampled = job.environment.recipe.policy_of(recipe.predictors)
         self.temperature, top_p = recipe.temperature or sampled.temperature, recipe.top_p or sampled.top_p
-        if (self.temperature, top_p) != (1, 1):
-            raise TrainingError(
-                f"temperature {self.temperature:g}, top_p {top_p:g}: engine: tinker computes log-probabilities for "
-                "temperature 1 and top_p 1; set both to 1"
-            )
+        check_decoding("engine: tinker", self.temperature, top_p)
         self.recipe, self.objective, self.actors = recipe, objective, (self,)
         self.adapter = TinkerAdapter(sampled, job.initial, recipe, recipe.n_steps(len(job.inputs)))
         self.policy, self._schedule = self.adapter.policy, self.adapter.schedule

@@ -28,6 +28,9 @@ Ids = Sequence[int]
 
 _REFERENCE = "reference"
 
+DIFFERENCE = "sampling/sampling_logp_difference"
+"""Prefix of the logged figures of |log p sampler - log p trainer| per token."""
+
 LOGGED = {
     "loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio", "kl": "kl",
     "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg",
@@ -53,6 +56,7 @@ class RolloutBatch:
         sequences: prompt and completion ids; completions of one prompt are adjacent.
         groups: (n,) index of each completion's state.
         old_logps: log-probabilities under the sampling policy; None means that the policy has not changed since.
+        sampler_logps: log-probabilities that the sampler computed, at temperature 1; NaN where it sent none.
         reference: log-probabilities under the initial policy; None without a KL penalty.
         values: token values before the update; None without a value head.
         returns: targets for the values.
@@ -66,19 +70,31 @@ class RolloutBatch:
     reference: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
+    sampler_logps: Tensor | None = None
     counts: StepCounts | None = None
 
     @classmethod
-    def of(cls, sequences: Sequence[tuple[Ids, Ids]], groups: Tensor) -> RolloutBatch:
-        """Return a batch whose advantages are 0 and whose tensors are on the device of ``groups``."""
+    def of(
+        cls, sequences: Sequence[tuple[Ids, Ids]], groups: Tensor, logps: Sequence[Sequence[float]] = ()
+    ) -> RolloutBatch:
+        """Return a batch whose advantages are 0 and whose tensors are on the device of ``groups``.
+
+        ``logps`` holds the sampler's log-probabilities of each completion, which may lack the last tokens.
+        """
         lengths = torch.tensor([len(completion) for _, completion in sequences], device=groups.device)
         mask = (torch.arange(int(lengths.max()), device=groups.device) < lengths[:, None]).float()
-        return cls(list(sequences), groups, mask, torch.zeros_like(mask))
+        batch = cls(list(sequences), groups, mask, torch.zeros_like(mask))
+        if not any(logps):
+            return batch
+        sampler = torch.full_like(mask, torch.nan)
+        for row, values in enumerate(logps):
+            sampler[row, : len(values)] = torch.tensor(values, dtype=mask.dtype)
+        return replace(batch, sampler_logps=sampler)
 
     def rows(self, index: Tensor) -> RolloutBatch:
         """Return the completions at ``index``, truncated to the width of the longest completion."""
         width = int(self.mask[index].sum(1).max())
-        names = ("mask", "advantages", "old_logps", "reference", "values", "returns")
+        names = ("mask", "advantages", "old_logps", "reference", "values", "returns", "sampler_logps")
         tables = {name: table[index, :width] for name in names if (table := getattr(self, name)) is not None}
         sequences = [self.sequences[i] for i in index.tolist()]
         return replace(self, sequences=sequences, groups=self.groups[index], **tables)
@@ -95,6 +111,11 @@ class RolloutBatch:
         batch = self if has_other_terms else self.rows(learnt)
         shares = n_tokens if round_tokens is None else round_tokens
         return replace(batch, counts=StepCounts(n_sequences, n_tokens, shares, float(batch.mask.sum())))
+
+    def sampler_difference(self, logps: Tensor) -> Tensor:
+        """Return log-probabilities at temperature 1 minus the sampler's, (n, width); 0 where the sampler sent none."""
+        assert self.sampler_logps is not None
+        return (logps - self.sampler_logps).nan_to_num(nan=0.0) * self.mask
 
     def log_ratio(self, logps: Tensor) -> Tensor:
         """Return token log-ratios to the sampling policy; 0 where the mask is 0."""
@@ -125,6 +146,7 @@ class Forward:
     logits: Tensor  # (n, width, n_vocabulary) at the sampling temperature
     logps: Tensor
     values: Tensor | None  # at the state before each token; None without a value head
+    raw_logps: Tensor | None = None  # at temperature 1, without gradient; None if the batch has no sampler_logps
 
 
 def penalized(
@@ -207,6 +229,7 @@ class Update:
         self._packed = self.device.type == "cpu" and False not in [share_prompts(one) for one in (model, *copies)]
         self.value_head: torch.nn.Linear | None = None
         self._hidden: Tensor | None = None
+        self._mismatch: list[tuple[Tensor, Tensor]] = []
         if objective.has_values:
             size = inner.get_output_embeddings().weight.shape[1]  # differs from hidden_size in OPT-350m
             self.value_head = torch.nn.Linear(size, 1, device=self.device)
@@ -227,7 +250,10 @@ class Update:
         self.model.eval()
         logps, values = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
         for index in self._micro_batches(batch):
-            now = self._forward(self.model, batch.rows(index), reference)
+            rows = batch.rows(index)
+            now = self._forward(self.model, rows, reference)
+            if not reference:
+                self._compare(rows, now)
             width = now.logps.shape[1]
             logps[index, :width] = now.logps
             if now.values is not None:
@@ -253,8 +279,38 @@ class Update:
         for index in self._micro_batches(batch):
             rows = batch.rows(index)
             now = self._forward(self.model, rows)
-            part = rows if rows.old_logps is not None else replace(rows, old_logps=now.logps.detach())
-            yield self.objective.loss(self.recipe, part, now, beta)
+            if rows.old_logps is None:  # the weights are the sampler's
+                rows = replace(rows, old_logps=now.logps.detach())
+                self._compare(rows, now)
+            yield self.objective.loss(self.recipe, rows, now, beta)
+
+    def mismatch(self) -> dict[str, float]:
+        """Return how far the log-probabilities before the update were from the sampler's, since the last call.
+
+        The figures have TRL's names. With several processes, they are of this process's completions. A step that
+        needs no earlier forward pass compares only the completions that affect its loss.
+        """
+        pairs, self._mismatch = self._mismatch, []
+        if not pairs:
+            return {}
+        tokens = torch.cat([tokens for tokens, _ in pairs])
+        ratios = torch.cat([ratios for _, ratios in pairs])
+        return {
+            f"{DIFFERENCE}/mean": float(tokens.mean()),
+            f"{DIFFERENCE}/max": float(tokens.max()),
+            "sampling/importance_sampling_ratio/min": float(ratios.min()),
+            "sampling/importance_sampling_ratio/mean": float(ratios.mean()),
+            "sampling/importance_sampling_ratio/max": float(ratios.max()),
+        }
+
+    def _compare(self, rows: RolloutBatch, now: Forward) -> None:
+        if rows.sampler_logps is None or now.raw_logps is None:
+            return
+        compared = rows.sampler_logps.isfinite() & rows.mask.bool()
+        difference = rows.sampler_difference(now.raw_logps)
+        if compared.any():
+            ratios = difference.sum(1)[compared.any(1)].exp()
+            self._mismatch.append((difference[compared].abs(), ratios))
 
     def _forward(self, model: Any, batch: RolloutBatch, reference: bool = False) -> Forward:
         if reference:
@@ -271,13 +327,18 @@ class Update:
         places = places.clamp(max=inputs["input_ids"].shape[1] - 2)
         rows = torch.arange(len(starts), device=self.device)[:, None]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"):
-            logits = model(**inputs, use_cache=False).logits[rows, places].float() / self.temperature
-        logps = logits.log_softmax(-1).gather(-1, inputs["input_ids"][rows, places + 1, None])[..., 0]
+            logits = model(**inputs, use_cache=False).logits[rows, places].float()
+        ids = inputs["input_ids"][rows, places + 1, None]
+        raw = None
+        if batch.sampler_logps is not None and not reference:
+            raw = _token_logps(logits, ids)
+        logits = logits / self.temperature
+        logps = logits.log_softmax(-1).gather(-1, ids)[..., 0]
         values = None
         if self.value_head is not None and self._hidden is not None:
             values = self.value_head(self._hidden[rows, places].float())[..., 0]
         self._hidden = None
-        return Forward(logits, logps * batch.mask, None if values is None else values * batch.mask)
+        return Forward(logits, logps * batch.mask, None if values is None else values * batch.mask, raw)
 
     def _micro_batches(self, batch: RolloutBatch) -> Sequence[Tensor]:
         """Return the indices of each micro-batch of this process."""
@@ -286,6 +347,13 @@ class Update:
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
         self._hidden = output.last_hidden_state
+
+
+@torch.no_grad()
+def _token_logps(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the (n, width) log-probabilities of ``ids``; row by row, which needs no second table of all logits."""
+    chosen = logits.gather(-1, ids)[..., 0]
+    return chosen - torch.stack([row.logsumexp(-1) for row in logits])
 
 
 def take_step(

@@ -28,7 +28,7 @@ from leret.training.job import TrainingJob
 from leret.training.model import library_of, save_policy
 from leret.training.online.advantages import Comparison, group_statistics, mini_batches, same_side_of_mean
 from leret.training.online.base import Objective
-from leret.training.online.losses import KL, KLController
+from leret.training.online.losses import KL, KLController, importance_weights
 from leret.training.online.update import LOGGED, Reference, RolloutBatch, Update, load_trainable, make_schedule
 from leret.training.validation import Validation
 
@@ -46,6 +46,8 @@ class WriterLearner:
         reference = Reference(self.model, job.initial, recipe.lora) if recipe.beta else None
         sampled = job.environment.recipe.policy_of(recipe.predictors)
         self.temperature = recipe.temperature or sampled.temperature
+        if recipe.importance_clip is not None:
+            check_decoding("importance_clip", self.temperature, recipe.top_p or sampled.top_p)
         self.policy = self._live_policy(sampled, job.environment)
         self.update = Update(
             self.model, self.tokenizer.pad_token_id, recipe, objective,
@@ -80,7 +82,7 @@ class WriterLearner:
         batch = self._batch(sampled)
         if update.reference is not None:
             batch = replace(batch, reference=update.evaluate(batch, reference=True)[0])
-        batch = self.objective.advantages(recipe, sampled, batch, beta)
+        batch = self._weighted(self.objective.advantages(recipe, sampled, batch, beta))
         if recipe.keep_rollouts is not None:
             parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
             chosen = Comparison.of(sampled).apply(same_side_of_mean, parts, recipe.keep_rollouts).to(update.device)
@@ -99,17 +101,32 @@ class WriterLearner:
     def _batch(self, sampled: Sampled) -> RolloutBatch:
         """Return a round's completions, with log-probabilities and values before the update where they are needed."""
         recipe, objective = self.recipe, self.objective
-        batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(self.update.device))
-        if recipe.num_iterations * recipe.num_mini_batches > 1 or objective.penalty == "reward" or objective.has_values:
+        batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(self.update.device), sampled.logps)
+        several = recipe.num_iterations * recipe.num_mini_batches > 1 or recipe.importance_clip is not None
+        if several or objective.penalty == "reward" or objective.has_values:
             logps, values = self.update.evaluate(batch)
             batch = replace(batch, old_logps=logps, values=values)
         return batch
+
+    def _weighted(self, batch: RolloutBatch) -> RolloutBatch:
+        """Multiply the advantages by the truncated importance weights that ``importance_clip`` asks for."""
+        clip = self.recipe.importance_clip
+        if clip is None:
+            return batch
+        if batch.sampler_logps is None or batch.old_logps is None:
+            raise TrainingError(
+                "importance_clip: the server sends no log-probabilities of the sampled tokens; use one that does, such "
+                "as vLLM, or remove importance_clip"
+            )
+        difference = batch.sampler_difference(batch.old_logps)
+        weights = importance_weights(difference, batch.mask, clip, self.objective.level)
+        return replace(batch, advantages=batch.advantages * weights)
 
     def _entry(
         self, sampled: Sampled, batch: RolloutBatch, beta: float, figures: Sequence[Mapping[str, float]]
     ) -> dict[str, float]:
         """Return a round's log entry, and adjust the weight of the KL penalty."""
-        entry = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
+        entry = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards)) | self.update.mismatch()
         for name in figures[0] if figures else ():
             entry[LOGGED[name]] = sum(step[name] for step in figures) / len(figures)
         kl, length = 0.0, float(batch.mask.sum(1).mean())
@@ -149,6 +166,15 @@ class WriterLearner:
     def save(self, directory: Path) -> tuple[str, str]:
         save_policy(self.model, self.tokenizer, directory)
         return self._initial.base_model, library_of(self.model)
+
+
+def check_decoding(key: str, temperature: float, top_p: float) -> None:
+    """Raise TrainingError unless completions are drawn from the distribution of the reported log-probabilities."""
+    if (temperature, top_p) != (1, 1):
+        raise TrainingError(
+            f"temperature {temperature:g}, top_p {top_p:g}: {key} computes log-probabilities for temperature 1 and "
+            "top_p 1; set both to 1"
+        )
 
 
 class ServedPolicy:
@@ -221,7 +247,8 @@ class ServedPolicy:
             self._check_ids(completion, completion.token_ids)
         if completion.finish_reason == "stop" and (not ids or ids[-1] not in self._ends):
             ids = [*ids, self._end]
-        return replace(completion, token_ids=tuple(ids))
+        logprobs = completion.logprobs if completion.token_ids else None  # other tokens than the server's
+        return replace(completion, token_ids=tuple(ids), logprobs=logprobs)
 
     def _as_written(self, completion: Completion) -> Completion:
         """Restore the text of tool calls from the token ids, because the server's tool parser edits the text."""

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from leret.config.sampling import SamplingSettings
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
+from leret.sampling.bank.bank import n_candidates
 from leret.sampling.stage import sample
 from tests.sampling.fakes import FakePolicy, blank, content, policy_is, recipe_of, served
 
@@ -62,3 +64,18 @@ def test_a_bank_of_failures_is_not_made(run, server):
     with pytest.raises(PolicyError, match=r"10 of 10 completions .*: ' ' is .*CompactAdapter reads '<query>'"):
         sample(served(server, prompts=3), run)
     assert server.answered == 10
+
+
+@pytest.mark.parametrize(
+    ("n_questions", "keys", "expected"),
+    [
+        (1700, {}, 8),
+        (100, {}, 3),  # 50 + 3 * 50 program runs of the bank, 100 * 4 of sampling
+        (65, {"prompts": 2, "samples": 2}, 2),  # 32 + 2 * 33 of 98 + 260
+        (24, {"prompts": 2, "samples": 2}, 3),  # 12 + 3 * 12 of 48 + 96
+        (4, {"prompts": 6}, 5),  # one for each few-shot prompt
+        (24, {"bank": {"candidates": 8}}, 8),
+    ],
+)
+def test_a_small_run_gets_a_small_bank(n_questions, keys, expected):
+    assert n_candidates(SamplingSettings(**keys), n_questions) == expected

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.parquet
@@ -7,9 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from leret.core.errors import TrainingError
+from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import DPORecipe, IPORecipe, examples, pair_loss
 from leret.training.data import Encoded, RunSamples
-from tests.training.training_runs import logp, moved, same_gradients, trl_loss
+from tests.training.training_runs import logp, moved, same_gradients, trainer_of, trl_loss
 
 PAIRS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 5], [60, 5]), (1.0, 0.0)),
@@ -102,3 +104,25 @@ def test_preferences_that_cannot_be_read_are_named(run, damage, says):
     damage(run.preferences / "train.parquet")
     with pytest.raises(TrainingError, match=f"{says}.*leret pairs"):
         examples(IPORecipe(), RunSamples(run))
+
+
+@pytest.mark.parametrize("recipe", [IPORecipe(beta=0.05), DPORecipe(), KTORecipe()])
+@pytest.mark.parametrize("steps", [3, None])
+def test_references_are_computed_for_the_rows_that_training_visits(base, tmp_path, monkeypatch, recipe, steps):
+    many = [replace(PAIRS[i % 3], scores=(1.0 - i % 2, i / 40)) for i in range(40)]
+    keys = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "logging_steps": 1}
+    keys |= {"max_steps": steps} if steps else {"num_train_epochs": 0.3}
+    recipe = recipe.model_copy(update=keys)
+
+    def trained(name):
+        model = AutoModelForCausalLM.from_pretrained(base)
+        trainer = trainer_of(recipe, model, base, tmp_path / name, many, steps)
+        before = [*trainer.train_dataset]
+        trainer.train()
+        return before, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    rows, losses = trained("visited")
+    monkeypatch.setattr("leret.training.algorithms.base.visited_rows", lambda _, n_rows: range(n_rows))
+    all_rows, expected = trained("all")
+    assert (len(rows), len(all_rows), len(losses)) == (12, 40, 3)
+    assert losses == pytest.approx(expected, rel=1e-6)

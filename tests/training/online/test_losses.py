@@ -4,7 +4,16 @@ import random
 import pytest
 import torch
 
-from leret.training.online.losses import KLController, clipped_loss, entropy, k1, k3, reduce_loss, value_loss
+from leret.training.online.losses import (
+    KLController,
+    clipped_loss,
+    entropy,
+    importance_weights,
+    k1,
+    k3,
+    reduce_loss,
+    value_loss,
+)
 
 N, WIDTH = 5, 7
 LENGTHS = (7, 1, 4, 3, 6)
@@ -82,3 +91,12 @@ def test_the_weight_of_the_penalty_follows_the_divergence():
     fixed = KLController(0.1)
     fixed.update(100.0, 8)
     assert fixed.coefficient == 0.1
+
+
+def test_importance_weights_are_ratios_up_to_the_clip():
+    difference = torch.tensor([[math.log(1.5), math.log(3.0), 9.0], [math.log(0.5), 0.0, math.log(4.0)]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    by_token = importance_weights(difference, mask, 2.0, "token")
+    assert by_token.flatten().tolist() == pytest.approx([1.5, 2.0, 1.0, 0.5, 1.0, 2.0])
+    by_sequence = importance_weights(difference, mask, 4.0, "sequence")
+    assert by_sequence.flatten().tolist() == pytest.approx([4.0, 2.0])  # 1.5 * 3 is above the clip; .5 * 4

@@ -216,3 +216,37 @@ def test_the_reference_of_an_adapter_is_the_initial_policy_without_a_second_base
     assert torch.equal(update.evaluate(given, reference=True)[0], first)
     assert n_base == sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(base).parameters())
     assert all("lora" in name for name in update.trainable_parameters())
+
+
+def with_sampler(update, given, shift):
+    """The batch as a sampler sees it: each token's log-probability is lower by ``shift``, and the last is not sent."""
+    logps = update.evaluate(given)[0]
+    rows = [logps[i, : len(ids) - 1] - shift for i, (_, ids) in enumerate(given.sequences)]
+    sent = RolloutBatch.of(given.sequences, given.groups, [row.tolist() for row in rows])
+    return replace(given, sampler_logps=sent.sampler_logps)
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_the_mismatch_with_the_sampler_is_measured_at_temperature_1(base, evaluated, temperature):
+    update = make(base)
+    given = with_sampler(update, batch(), 0.1)
+    update.temperature = temperature
+    if evaluated:
+        update.evaluate(given)
+    else:
+        update.step(given)
+    found = update.mismatch()
+    assert found["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-5)
+    assert found["sampling/sampling_logp_difference/max"] == pytest.approx(0.1, abs=1e-5)
+    # Completions of 2 to 7 tokens, of which all but the last are compared.
+    assert found["sampling/importance_sampling_ratio/min"] == pytest.approx(math.exp(0.1), abs=1e-4)
+    assert found["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(0.6), abs=1e-4)
+    assert update.mismatch() == {}
+
+
+def test_a_later_step_is_not_compared_with_the_sampler(base):
+    update = make(base)
+    given = with_sampler(update, batch(), 0.1)
+    update.step(replace(given, old_logps=update.evaluate(batch())[0]))
+    assert update.mismatch() == {}
