@@ -33,7 +33,7 @@ from leret.rollouts.failures import BOUNDARIES
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import begin
 
-N_FIRST, N_FINAL, N_BEST = 10, 30, 3
+N_FIRST, N_FINAL, N_BEST = 6, 30, 2
 """Questions per format, questions of the best formats, and number of best formats."""
 
 TEMPERATURES = (0.0, 1.0)

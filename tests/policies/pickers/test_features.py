@@ -1,8 +1,13 @@
+import json
+
 import numpy as np
 import pytest
 import torch
 
+from leret.config.policy import FeaturesSettings
+from leret.core.errors import PolicyError
 from leret.core.types import Candidate, Choice
+from leret.policies.checkpoints import PICKER_RECORD, PICKER_VERSION, read_picker
 from leret.policies.pickers.features import mentions
 from tests.policies.pickers.stories import shaken, story
 
@@ -50,3 +55,12 @@ def test_missing_features_are_0(picker):
     plain = Choice("pick", {}, [Candidate("a", "a"), Candidate("b", "b", data={"new": 5.0})])
     one.fit([plain])  # nothing: it is fitted
     assert one.score([plain])[0].tolist() == pytest.approx([one.score([plain])[0][0].item()] * 2)
+
+
+def test_a_directory_cannot_name_code_to_run(tmp_path):
+    function = str(tmp_path / "code.py:numbers")
+    record = {"version": PICKER_VERSION, "kind": "features", "settings": {"features": function}}
+    (tmp_path / PICKER_RECORD).write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(PolicyError, match="runs only if the recipe names it"):
+        read_picker(FeaturesSettings(model=str(tmp_path)))
+    assert read_picker(FeaturesSettings(model=str(tmp_path), features=function))[1] == record
