@@ -57,7 +57,7 @@ def test_faults_are_listed_together_with_their_places():
         ("sampling={prompts: 1, samples: 1}", "--set sampling.samples"),
         ("policy={model: demo, temperature: 0}", "r.yaml:6: sampling.samples"),
         ("sampling={samples: 2, margin: 0.2}", "--set sampling.margin"),
-        ("sampling={samples: 2, prompts: 12}", "--set sampling.prompts"),
+        ("sampling={samples: 2, prompts: 12, bank: {candidates: 8}}", "--set sampling.prompts"),
         ("program.adapter.kind=chat", "--set program.adapter.kind"),
         ("data.corpus=r.yaml", "--set data.corpus"),
         ("data={kind: hotpotqa}", "--set data.questions"),
