@@ -262,7 +262,7 @@ class Client:
                 if isinstance(error, RetryableError):
                     local.pool.failed(endpoint, sent, error.kind, error.wait_s)
                     if error.kind == "timeout":
-                        local.slots.timed_out(sent)
+                        await local.slots.timed_out(sent)
                 if self._meter is not None:
                     self._meter.fault(error.kind)
                 raise
@@ -270,7 +270,8 @@ class Client:
                 endpoint.n_in_flight -= 1
             endpoint.n_failures, endpoint.paused_until = 0, 0.0
             self._answered_at = self._clock()
-            local.slots.answered()
+            if local.slots.limit < local.slots.most:
+                local.slots.answered()
             return value
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:

@@ -79,8 +79,8 @@ class EndpointPool:
         return min(healthy, key=lambda endpoint: endpoint.n_in_flight, default=None)
 
 
-class Slots:
-    """Limit on the requests in flight of one event loop: an async context manager around a request.
+class Slots(asyncio.Semaphore):
+    """Limit on the requests in flight of one event loop.
 
     A time-out halves the limit, because a server that is too slow for its load would start the same requests over and
     over. Answers raise the limit again, one slot for `_ANSWERS_PER_SLOT` answers per slot, up to ``n``.
@@ -89,44 +89,37 @@ class Slots:
     """
 
     def __init__(self, n: int, clock: Clock = time.monotonic) -> None:
-        self.limit, self.n_in_flight = n, 0
-        self._most, self._clock = n, clock
-        self._semaphore = asyncio.Semaphore(n)
-        self._n_surplus = 0  # slots of the semaphore above the limit
+        super().__init__(n)
+        self.limit, self.most = n, n
+        self._clock = clock
+        self._n_surplus = 0  # requests in flight above the limit
         self._n_answers = 0  # since the limit changed
         self._lowered_at = float("-inf")
 
-    async def __aenter__(self) -> None:
-        await self._semaphore.acquire()
-        while self._n_surplus:
-            self._n_surplus -= 1
-            await self._semaphore.acquire()
-        self.n_in_flight += 1
-
-    async def __aexit__(self, *_: object) -> None:
-        self.n_in_flight -= 1
-        self._free()
-
-    def answered(self) -> None:
-        """Count an answer, and raise the limit if it is due."""
-        self._n_answers += 1
-        if self.limit < self._most and self._n_answers >= _ANSWERS_PER_SLOT * self.limit:
-            self.limit, self._n_answers = self.limit + 1, 0
-            self._free()
-
-    def timed_out(self, sent: float) -> None:
-        """Halve the requests in flight, unless the request was ``sent`` before they were last halved."""
-        if sent < self._lowered_at:
-            return
-        limit = max(1, min(self.limit, self.n_in_flight) // 2)
-        self._n_surplus += self.limit - limit
-        self.limit, self._n_answers, self._lowered_at = limit, 0, self._clock()
-
-    def _free(self) -> None:
+    def release(self) -> None:
         if self._n_surplus:
             self._n_surplus -= 1
         else:
-            self._semaphore.release()
+            super().release()
+
+    def answered(self) -> None:
+        """Count an answer below the highest limit, and raise the limit if it is due."""
+        self._n_answers += 1
+        if self._n_answers >= _ANSWERS_PER_SLOT * self.limit:
+            self.limit, self._n_answers = self.limit + 1, 0
+            self.release()
+
+    async def timed_out(self, sent: float) -> None:
+        """Halve the requests in flight, unless the request was ``sent`` before they were last halved."""
+        if sent < self._lowered_at:
+            return
+        n_in_flight = self.limit + self._n_surplus
+        while not self.locked():  # free slots
+            await self.acquire()
+            n_in_flight -= 1
+        self.limit = max(1, min(self.limit, n_in_flight) // 2)
+        self._n_surplus = n_in_flight - self.limit
+        self._n_answers, self._lowered_at = 0, self._clock()
 
 
 class ApiKey:

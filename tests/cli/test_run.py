@@ -181,7 +181,7 @@ def test_a_training_is_launched_with_an_accelerate_configuration(tmp_path, monke
     launched = []
     monkeypatch.setattr("leret.cli.run._run_launcher", lambda command: launched.append(command) or 3)
     monkeypatch.setattr("leret.training.stage.estimate", lambda *_: None)
-    training = ["train", "training/ipo.yaml", "--run", str(tmp_path / "r"), "--set", "beta=0.1"]
+    training = ["train", "training/ipo.yaml", "--run", str(tmp_path / "r"), "--set=beta=0.1"]
     assert leret(*training, "--launch", config, "--debug")[0] == 3
     of_file = [] if file is None else ["--config_file", str(ROOT / file)]
     start = [sys.executable, "-m", "leret.training.processes", *of_file, "-m", "leret"]

@@ -14,7 +14,7 @@ from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
 from leret.core.yaml import Placed, dotted, dump, load
 from leret.training.algorithms import TrainingRecipe
-from tests.cli.test_demo import FILES, ROADS, write_questions
+from tests.cli.test_demo import FILES, MINE, ROADS, write_questions
 from tests.first_steps import succeeds, write_world
 from tests.tiny import tiny_policy
 
@@ -135,6 +135,7 @@ def test_misspelled_key_of_a_recipe_of_init_is_the_problem(road, world, tmp_path
         write_questions(tmp_path, n_gold=0)
     for name in ("small", "a b", "owner/large"):
         tiny_policy(tmp_path / name)
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
     flags = ANSWERS[road] if road in ANSWERS else ROADS[road][0]
     succeeds("init", *FILES, *shlex.split(flags))
     for name, model in (("sample", SamplingRecipe), ("eval", EvalRecipe)):

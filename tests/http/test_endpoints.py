@@ -122,28 +122,29 @@ def test_time_outs_halve_the_requests_in_flight_and_answers_raise_them():
         now = [0.0]
         slots = Slots(8, clock=lambda: now[0])
         for _ in range(6):
-            await slots.__aenter__()
+            await slots.acquire()
         now[0] = 60.0
         for _ in range(6):  # all of a wave time out together
-            slots.timed_out(sent=0.0)
-            await slots.__aexit__()
-        assert (slots.limit, slots.n_in_flight) == (3, 0)
-        waiting = [asyncio.ensure_future(slots.__aenter__()) for _ in range(8)]
+            await slots.timed_out(sent=0.0)
+            slots.release()
+        assert slots.limit == 3
+        waiting = [asyncio.ensure_future(slots.acquire()) for _ in range(8)]
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert slots.n_in_flight == 3
+        assert sum(waiter.done() for waiter in waiting) == 3
         for _ in range(12):
             slots.answered()
         await asyncio.sleep(0)
-        assert (slots.limit, slots.n_in_flight) == (4, 4)
+        assert (slots.limit, sum(waiter.done() for waiter in waiting)) == (4, 4)
         for _ in range(2):
             now[0] += 60.0
-            slots.timed_out(sent=now[0])
+            await slots.timed_out(sent=now[0])
         assert slots.limit == 1
-        for place in range(8):
-            await waiting[place]
-            await slots.__aexit__()
-        assert (slots.limit, slots.n_in_flight) == (1, 0)
+        for waiter in waiting:
+            await waiter
+            slots.release()
+        assert slots.limit == 1
+        await slots.acquire()
+        assert slots.locked()
 
     asyncio.run(main())
 
@@ -151,14 +152,14 @@ def test_time_outs_halve_the_requests_in_flight_and_answers_raise_them():
 def test_a_cancelled_request_keeps_no_slot():
     async def main():
         slots = Slots(2)
-        await slots.__aenter__()
-        slots.timed_out(sent=slots._clock())
-        waiting = asyncio.ensure_future(slots.__aenter__())
+        await slots.acquire()
+        await slots.timed_out(sent=slots._clock())
+        waiting = asyncio.ensure_future(slots.acquire())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await slots.__aexit__()
-        await asyncio.wait_for(slots.__aenter__(), 1)
-        assert slots.n_in_flight == 1
+        slots.release()
+        await asyncio.wait_for(slots.acquire(), 1)
+        assert slots.locked()
 
     asyncio.run(main())
