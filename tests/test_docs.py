@@ -26,6 +26,7 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.retrieval.load import load_retriever
 from leret.training.algorithms import TrainingRecipe
+from tests.cli.test_demo import MINE
 from tests.first_steps import copy_recipes, read_lines, write_world
 from tests.first_steps import leret as leret_command
 from tests.tiny import tiny_policy
@@ -78,7 +79,9 @@ def place(tmp_path_factory):
     write_world(folder)
     (folder / "pages").mkdir()  # as `leret data fetch` leaves it
     shutil.copy(folder / "corpus.jsonl", folder / "pages")
-    tiny_policy(folder / "policies" / "minilm")
+    for name in ("minilm", "smollm2"):
+        tiny_policy(folder / "policies" / name)
+    (folder / "my_program.py").write_text(MINE.replace("Mine", "TwoQueries"), encoding="utf-8")
     return folder
 
 
