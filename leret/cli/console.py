@@ -257,9 +257,17 @@ def draw(shown: Any, least: int = 0) -> None:
 
 
 def next_command(stage: str, recipe: str, run: Path) -> None:
-    """Name the command of ``stage`` that follows a finished stage, with the shipped recipe of the same name if any."""
-    shipped = ROOT / {"train": "training"}.get(stage, stage) / f"{Path(recipe).stem}.yaml"
-    say(f"next:\n  leret {stage} {shipped.stem if shipped.is_file() else 'RECIPE'} --run {shlex.quote(str(run))}")
+    """Name the command of ``stage`` that follows a finished stage: from the recipe's header, or the shipped recipe."""
+    from leret.config.load import find_recipe
+
+    file = find_recipe(recipe, "sampling", "training")
+    listed = re.search(rf"^#\s+(leret {stage} .+) --run \S+(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    shipped = ROOT / {"train": "training"}.get(stage, stage) / f"{file.stem}.yaml"
+    if listed:
+        command, options = listed.groups()
+    else:
+        command, options = f"leret {stage} {file.stem if shipped.is_file() else 'RECIPE'}", ""
+    say(f"next:\n  {command} --run {shlex.quote(str(run))}{options}")
 
 
 def _hidden(name: str, value: Any) -> bool:

@@ -78,11 +78,15 @@ def test_exceptions_that_did_not_occur_are_not_shown(capsys):
     assert "0: " not in shown
 
 
-def test_the_next_command_names_the_shipped_recipe_if_there_is_one(capsys):
-    for stage, recipe in (("train", "mine.yaml"), ("train", "expand-pick"), ("eval", "sampling/expand-pick.yaml")):
+def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("# Commands:\n#   leret train demo-sft --run runs/first --set a=b\n")
+    for stage, recipe in (("train", str(mine)), ("train", "expand-pick"), ("eval", "expand-pick"), ("eval", "sft")):
         next_command(stage, recipe, Path("runs/my run"))
     assert [line for line in capsys.readouterr().out.splitlines() if line != "next:"] == [
-        "  leret train RECIPE --run 'runs/my run'",
+        "  leret train demo-sft --run 'runs/my run' --set a=b",
         "  leret train expand-pick --run 'runs/my run'",
         "  leret eval expand-pick --run 'runs/my run'",
+        "  leret eval RECIPE --run 'runs/my run'",
     ]
