@@ -301,11 +301,13 @@ def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any
         raise PolicyError(f"{directory} has a picker of kind {record.get('kind')}; set policy.kind to this kind")
     refuse_changed_weights(directory)
     saved = type(settings).model_validate({**settings.model_dump(), **record["settings"]})
-    if isinstance(saved, FeaturesSettings) and ":" in saved.features and saved.features != settings.features:
-        raise PolicyError(
-            f"{directory} was trained with the code {saved.features}, which runs only if the recipe names it; "
-            f"read it, and set policy.features: {saved.features}"
-        )
+    if isinstance(saved, FeaturesSettings) and isinstance(settings, FeaturesSettings) and ":" in saved.features:
+        if ":" not in settings.features:
+            raise PolicyError(
+                f"{directory} was trained with the code {saved.features}, which runs only if the recipe names it; "
+                f"read it, and set policy.features: {saved.features}"
+            )
+        saved = saved.model_copy(update={"features": settings.features})
     return saved, record
 
 
