@@ -224,7 +224,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         return
     shown = Table(title=plain(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     shown.padding = (0, 1, 0, 0)
-    lines = [[plain(cell) for cell in row] for row in rows]
+    lines = [tuple(map(plain, row)) for row in rows]
     widths = []
     for name, *cells in zip(columns, *lines, strict=True):
         words = name.split()

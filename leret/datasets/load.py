@@ -217,7 +217,10 @@ def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
     def share(parts: list[str]) -> float:
         return sum(_spelling(part, ids) is not None for part in parts) / max(1, len(parts))
 
-    splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
+    splits = []
+    for separator in _SEPARATORS:
+        parts = map(str.strip, re.split(separator, cell))
+        splits.append([part for part in parts if part])
     best = max(splits, key=share)
     return tuple(best)
 
