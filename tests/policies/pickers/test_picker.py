@@ -17,6 +17,7 @@ from tests.policies.pickers.stories import numbers, request, shaken, story
 
 KINDS = ("features", "encoder")
 VALUES = torch.tensor([0.1, 0.5, 0.5, -0.2])
+CODE = {"features": {"features": f"{numbers.__module__}:numbers"}, "encoder": {}}  # a recipe names its code itself
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_saved_picker_gives_the_same_values(picker, kind, tmp_path):
     one.save(tmp_path / "p")
 
     def load(name):
-        return make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / name)}))
+        return make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / name), **CODE[kind]}))
 
     again = load("p")
     torch.testing.assert_close(again.score([story([2])]), one.score([story([2])]))
@@ -107,7 +108,7 @@ def test_a_saved_picker_gives_the_same_values(picker, kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_picker_with_nan_or_other_files_is_refused(picker, kind, tmp_path):
-    settings = PolicySettings.model_validate({"kind": kind, "model": str(tmp_path)})
+    settings = PolicySettings.model_validate({"kind": kind, "model": str(tmp_path), **CODE[kind]})
     one = shaken(picker(kind, hidden_size=16))
     one.save(tmp_path)
     (tmp_path / "training.json").write_text(json.dumps({"weights": policy_digest(tmp_path)}))
@@ -122,7 +123,7 @@ def test_a_picker_with_nan_or_other_files_is_refused(picker, kind, tmp_path):
 
 
 def test_a_retrained_picker_is_reloaded(picker, tmp_path):
-    one, settings = shaken(picker("features")), FeaturesSettings(model=str(tmp_path))
+    one, settings = shaken(picker("features")), FeaturesSettings(model=str(tmp_path), **CODE["features"])
     one.save(tmp_path)
     shared = shared_policy(settings)
     assert shared_policy(settings) is shared
@@ -141,8 +142,7 @@ def test_a_clone_keeps_its_weights(picker, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_network_all_candidates_are_equal(kind):
-    features = {"features": f"{numbers.__module__}:numbers"} if kind == "features" else {}
-    untrained = make_policy(PolicySettings.model_validate({"kind": kind, **features}))
+    untrained = make_policy(PolicySettings.model_validate({"kind": kind, **CODE[kind]}))
     [greedy] = untrained.complete_many([request(story(), temperature=0.0)])
     assert greedy[0].text == "0"
     with pytest.raises(PolicyError, match="call fit"):
