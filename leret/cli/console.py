@@ -88,7 +88,7 @@ TokenEnv = Annotated[
 
 
 def say(text: str = "", style: str | None = None) -> None:
-    """Print text to stdout. On a terminal, break lines at spaces; commands break only before a flag."""
+    """Print text to stdout. On a terminal, break lines at spaces; commands and lists of flags break only before a flag."""
     if not _JSON.get():
         _print(plain(text), style)
 
@@ -111,9 +111,9 @@ def _print(text: str, style: str | None = None, indent: str = "", *, stderr: boo
 
 
 def _folded(line: str, width: int, indent: str) -> str:
-    """Break a line at spaces. A command breaks only before a flag, and a backslash ends each line but the last."""
+    """Break a line at spaces. A command or list of flags breaks only before a flag, and a backslash ends each line but the last."""
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
-    if not line.startswith(("  leret ", "  python ")):
+    if not line.startswith(("  leret ", "  python ", "  --")):
         return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
     whole = re.sub(r" (?!--)", "\0", line)
     return fill(whole, width - 2, subsequent_indent="    ").replace("\n", " \\\n").replace("\0", " ")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import chain
 from operator import itemgetter
+from statistics import mean
 from typing import Any
 
 from leret.config.data import FieldSettings
@@ -36,7 +38,8 @@ _MISSING = {
     "doc_id": "field 'doc_id', '_id' or 'id' is missing",
     "text": "field 'text' is missing",
 }
-_PART = re.compile(r"[^|;,\s\[\]'\"]+")  # of a cell with several ids
+_PARTS = (re.compile(r"[^|;,\[\]'\"]+"), re.compile(r"[^|;,\s\[\]'\"]+"))  # of a cell with several ids
+_KNOWN = 0.2  # share of a column's ids that the corpus's first rows must have, for a guess by content
 
 Table = tuple[str, bool, Sequence[Mapping[str, Any]]]
 """The name of a file, whether it is a corpus, and its first rows."""
@@ -89,6 +92,12 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
             for name, value in row.items():
                 cells.setdefault(name, []).append(str(value))
         missing = _guess_by_name(cells, documents, columns, flags)
+        if not documents and "relevant_doc_ids" not in {*columns, *cells, *flags}:
+            own = {*_QUESTION_NAMES, *chain(*_ALIASES.values())}
+            likely = _likely("relevant_doc_ids", cells, {*columns.values(), *own}, ids)
+            if likely in cells and _known_share(cells[likely], ids) >= _KNOWN:
+                columns["relevant_doc_ids"] = likely
+                missing.pop("relevant_doc_ids", None)
         if missing:
             names = ", ".join(map(repr, cells))
             kind = "columns" if flags else "fields"
@@ -100,7 +109,7 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
         ids.update(*cells.values())
     if faults:
         ready = " ".join(f"--field {field}={shlex.quote(column)}" for field, column in columns.items())
-        raise DataError("\n".join([*faults, f"name the columns: {ready}"]))
+        raise DataError("\n".join([*faults, "name the columns:", f"  {ready}"]))
     return columns
 
 
@@ -137,12 +146,21 @@ def _by_name(field: str, pattern: str, cells: Mapping[str, list[str]], used: Col
 def _likely(field: str, cells: Mapping[str, list[str]], used: Collection[str], ids: set[str]) -> str:
     """Return the unused column that is most like a field: ids of the corpus, distinct ids, or long texts."""
 
-    def rank(column: str) -> int:
+    def rank(column: str) -> float:
         if field == "relevant_doc_ids":
-            return sum(not ids.isdisjoint(_PART.findall(cell)) for cell in cells[column])
+            return _known_share(cells[column], ids)
         return len(set(cells[column])) if field == "doc_id" else sum(map(len, cells[column]))
 
     return max((column for column in cells if column not in used), key=rank, default="COLUMN")
+
+
+def _known_share(cells: Sequence[str], ids: Container[str]) -> float:
+    """Return the mean share of ids of the corpus in a column, by the split of a cell that finds more of them."""
+
+    def share(parts: Sequence[str]) -> float:
+        return sum(part.strip() in ids for part in parts) / max(1, len(parts))
+
+    return mean(max(share(pattern.findall(cell)) for pattern in _PARTS) for cell in cells)
 
 
 def _snake_case(column: str) -> str:

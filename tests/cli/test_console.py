@@ -51,10 +51,13 @@ def test_a_terminal_wraps_messages_at_spaces_and_commands_at_flags(monkeypatch, 
     monkeypatch.setenv("FORCE_COLOR", "1")
     complain("the words of a message that is longer than the terminal is wide")
     command = "  leret sample sample.yaml --run runs/first --set a.b=c"
+    complain("name:\n  --field a='b c' --field doc_id=k")
     say(f"next:\n{command}\n  q1: an indented line that a shell does not read")
     facts({"purpose": "the value has more words than fit into one line"})
     written = capsys.readouterr()
-    assert [line for line in ANSI.sub("", written.err).splitlines() if len(line) > 30] == []
+    errors = ANSI.sub("", written.err).splitlines()
+    assert [line for line in errors if len(line) > 30] == []
+    assert errors[-2:] == ["  --field a='b c' \\", "    --field doc_id=k"]
     out = ANSI.sub("", written.out).splitlines()
     assert out[1:6] == ["  leret sample sample.yaml \\", "    --run runs/first \\", "    --set a.b=c",
                         "  q1: an indented line that a", "    shell does not read"]  # fmt: skip

@@ -309,7 +309,7 @@ def test_init_reports_missing_columns_of_both_files_with_flags_that_work(folder)
     command = ["init", "--questions", "q.csv", "--corpus", "c.jsonl"]
     out = refused(*command)
     assert ("q.csv: " in out, "c.jsonl: " in out, "'b'" in out, "'m'" in out) == (True, True, True, True)
-    flags = shlex.split(out.partition("name the columns: ")[2].splitlines()[0])
+    flags = shlex.split(out.partition("name the columns:\n")[2].splitlines()[0])
     assert "columns: question: b, relevant_doc_ids: c, doc_id: k, text: m\n" in succeeds(*command, *flags)
 
 

@@ -129,13 +129,24 @@ def test_missing_columns_of_both_files_are_reported_with_ready_flags():
     tables = [("c.csv", True, corpus), ("q.csv", False, asked)]
     with pytest.raises(DataError) as caught:
         guess(tables, {})
-    documents, questions, ready = str(caught.value).splitlines()
+    documents, questions, _, ready = str(caught.value).splitlines()
     assert ("c.csv: " in documents, "'text'" in documents, "'doc_id'" in documents) == (True, True, True)
     assert "the fields are 'k', 'l', 'm'" in documents
-    assert ("q.csv: " in questions, "'question'" in questions, "'relevant_doc_ids'" in questions) == (True, True, True)
+    assert ("q.csv: " in questions, "'question'" in questions) == (True, True)
+    assert "'relevant_doc_ids'" not in questions  # found by content
     flags = {"text": "m", "doc_id": "k", "relevant_doc_ids": "c", "question": "b"}
     assert set(ready.split(" --field ")[1:]) == {f"{name}={column}" for name, column in flags.items()}
     assert guess(tables, flags) == flags
+
+
+@pytest.mark.parametrize("cell", ["A Door;B", "['A Door', 'B']", '["B"]', "B, C", "Z|B", "B C"])
+def test_gold_documents_under_any_name_are_guessed_from_ids_of_the_corpus(cell):
+    corpus = [{"doc_id": name, "text": "t"} for name in ("A Door", "B", "C", "Who")]
+    asked = {"question": "Who is by a door?", "answer": "yes", "remark": "A nice one", "proof": cell}
+    tables = [("c", True, corpus), ("q", False, [asked])]
+    assert guess(tables, {})["relevant_doc_ids"] == "proof"
+    assert "relevant_doc_ids" not in guess(tables, {"relevant_doc_ids": None})
+    assert "relevant_doc_ids" not in guess([("c", True, corpus), ("q", False, [{**asked, "proof": "yes"}])], {})
 
 
 def test_unknown_columns_of_flags_are_reported_together_and_quoted():
@@ -143,7 +154,7 @@ def test_unknown_columns_of_flags_are_reported_together_and_quoted():
     flags = {"doc_id": "nix", "text": "the text", "question": "b", "relevant_doc_ids": "gone", "type": "none"}
     with pytest.raises(DataError) as caught:
         guess(tables, flags)
-    documents, questions, ready = str(caught.value).splitlines()
+    documents, questions, _, ready = str(caught.value).splitlines()
     assert "data.fields.doc_id: no column 'nix'" in documents
     assert ("no column 'gone'" in questions, "no column 'none'" in questions) == (True, True)
     assert ("--field doc_id=k" in ready, "--field text='the text'" in ready, "type=" in ready) == (True, True, False)
