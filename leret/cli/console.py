@@ -88,7 +88,7 @@ TokenEnv = Annotated[
 
 
 def say(text: str = "", style: str | None = None) -> None:
-    """Print text to stdout. On a terminal, break lines at spaces; commands and lists of flags break only before a flag."""
+    """Print text to stdout. On a terminal, break lines at spaces; commands and flags break only before a flag."""
     if not _JSON.get():
         _print(plain(text), style)
 
@@ -111,7 +111,7 @@ def _print(text: str, style: str | None = None, indent: str = "", *, stderr: boo
 
 
 def _folded(line: str, width: int, indent: str) -> str:
-    """Break a line at spaces. A command or list of flags breaks only before a flag, and a backslash ends each line but the last."""
+    """Break a line at spaces; commands and flags only before a flag, with a backslash at the end of the line."""
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
     if not line.startswith(("  leret ", "  python ", "  --")):
         return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
