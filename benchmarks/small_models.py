@@ -5,8 +5,9 @@
 
 Runs `sampling/smollm2-hotpotqa.yaml` (`add`) and `sampling/smollm2-rewrite.yaml` (`rewrite`) for each seed, ``--jobs``
 at a time, each in WORK/ROW-SEED with its log. ``--data`` is the folder of queries_all.jsonl.gz and corpus.jsonl.gz.
-Finished stages are kept. Prints recall, AP and all gold found after the last search, paired differences to the raw
-question and to the untrained model with 95 % intervals, and what each row cost.
+Finished stages are kept. Only the first seed's run evaluates the untrained model, because its greedy queries do not
+depend on the seed. Prints recall, AP and all gold found after the last search, paired differences to the raw question
+and to the untrained model with 95 % intervals, and what each row cost.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = {"add": "sampling/smollm2-hotpotqa.yaml", "rewrite": "sampling/smollm2-rewrite.yaml"}
 
 
-def run_row(job: tuple[str, int], work: Path, data: Path, sets: Sequence[str], threads: int) -> str:
+def run_row(job: tuple[str, int], work: Path, data: Path, sets: Sequence[str], threads: int, first: int) -> str:
     """Run a row's recipe from sampling to evaluation; return what happened, with wall seconds."""
     row, seed = job
     out = work / f"{row}-{seed}"
     out.mkdir(parents=True, exist_ok=True)
     keys = [f"data.questions={data / 'queries_all.jsonl.gz'}", f"data.corpus={data / 'corpus.jsonl.gz'}"]
     keys += [f"sampling.seed={seed}", f"seed={seed}", *sets]
+    if seed != first:
+        keys.append("eval.systems=[raw-question, policies]")
     command = [sys.executable, "-m", "leret", "run", RECIPES[row], "--run", str(out / "run")]
     for key in keys:
         command += ["--set", key]
@@ -50,10 +53,14 @@ def run_row(job: tuple[str, int], work: Path, data: Path, sets: Sequence[str], t
     return f"{row}-{seed}: exit {done.returncode}, {time.perf_counter() - start:.0f} s"
 
 
-def figures(run: Path) -> Iterator[tuple[str, Mapping[str, Any], dict[str, str]]]:
-    """Yield each system of a run with its row of summary.json and its paired differences in recall."""
+def figures(run: Path, first: Path) -> Iterator[tuple[str, Mapping[str, Any], dict[str, str]]]:
+    """Yield each system of a run with its row of summary.json and its paired differences in recall.
+
+    The untrained model's results are those of the run ``first``.
+    """
     summary = json.loads((run / "eval/summary.json").read_text(encoding="utf-8"))
-    recalls = {row["system"]: last_recall(run / "eval" / row["system"]) for row in summary["rows"]}
+    recalls = {"base": last_recall(first / "eval/base")} if (first / "eval/base").is_dir() else {}
+    recalls.update({row["system"]: last_recall(run / "eval" / row["system"]) for row in summary["rows"]})
     for row in summary["rows"]:
         against = {}
         for name in ("raw-question", "base"):
@@ -91,7 +98,7 @@ def table(work: Path, jobs: Sequence[tuple[str, int]]) -> None:
     print("| run | system | recall | AP | all gold | minus raw question | minus base |\n|---|---|---|---|---|---|---|")
     finished = [job for job in jobs if (work / f"{job[0]}-{job[1]}" / "run/eval/summary.json").is_file()]
     for row, seed in finished:
-        for system, values, against in figures(work / f"{row}-{seed}" / "run"):
+        for system, values, against in figures(work / f"{row}-{seed}/run", work / f"{row}-{jobs[0][1]}/run"):
             last = values["hops"][-1]
             numbers = " | ".join(f"{last[name]:.3f}" for name in ("recall", "ap", "all_found"))
             pairs = " | ".join(against.get(name, "") for name in ("raw-question", "base"))
@@ -113,7 +120,8 @@ def main() -> None:
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     jobs = [(row, seed) for row in arguments.rows for seed in arguments.seeds]
-    run = partial(run_row, work=work, data=arguments.data.resolve(), sets=arguments.set, threads=arguments.threads)
+    shared = {"data": arguments.data.resolve(), "sets": arguments.set, "threads": arguments.threads}
+    run = partial(run_row, work=work, first=arguments.seeds[0], **shared)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for line in pool.map(run, jobs):
             print(line, flush=True)
