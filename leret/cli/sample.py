@@ -81,7 +81,7 @@ def trial(
     """Try the formats that fit a policy on a few questions, and name the one with the highest reward."""
     report = run_trial(console.sampling_recipe(recipe, overrides or []), questions)
     if report.best is not None:
-        console.done(f"use: {report.best.flags} --set policy.max_tokens={report.best.max_tokens}")
+        console.done(f"use: {report.best.flags}")
 
 
 def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
@@ -101,7 +101,14 @@ def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
     console.table(columns, rows, values=report)
     if report.best is None:
         console.complain("no completion parses in any format; choose another model", "warning: ")
-    elif not report.best.works:
+        return report
+    best = report.best
+    if best.temperature not in TEMPERATURES:
+        parsed, cut, reward = (f"{value:.2f}" for value in best.measured(best.temperature))
+        console.say(
+            f"{best.name} at temperature {best.temperature}: parsed {parsed}, cut {cut}, {report.reward} {reward}"
+        )
+    if not best.works:
         console.complain("no format parses and ends at nearly all questions; the best is used", "warning: ")
     return report
 

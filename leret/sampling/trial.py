@@ -37,6 +37,9 @@ N_FIRST, N_FINAL, N_BEST = 6, 30, 2
 """Questions per format, questions of the best formats, and number of best formats."""
 
 TEMPERATURES = (0.0, 1.0)
+COOLER = 0.7
+"""Temperatures of the trial, and the one for sampling where the best format does not parse or end at 1."""
+
 MIN_PARSED, MAX_CUT = 0.95, 0.05
 """Minimum share of completions that parse, and maximum share that max_tokens cuts, of a format that works."""
 
@@ -88,8 +91,10 @@ class FormatTrial:
 
     @property
     def flags(self) -> str:
-        """Flags of `leret sample` that set the adapter."""
-        return " ".join(f"--set program.adapter.{name}={str(value).lower()}" for name, value in self.adapter.items())
+        """Flags of `leret sample` that set the adapter, the number of tokens and the temperature."""
+        keys = {f"program.adapter.{name}": value for name, value in self.adapter.items()}
+        keys |= {"policy.max_tokens": self.max_tokens, "policy.temperature": self.temperature}
+        return " ".join(f"--set {key}={str(value).lower()}" for key, value in keys.items())
 
     def samples(self, temperature: float) -> list[Sample]:
         return [sample for search in self.searches.get(temperature, ()) for sample in search.samples]
@@ -104,15 +109,20 @@ class FormatTrial:
         return Measured(parsed, cut, fmean(search.reward for search in self.searches[temperature]))
 
     @property
+    def temperature(self) -> float:
+        """Temperature for sampling."""
+        return COOLER if COOLER in self.searches else TEMPERATURES[-1]
+
+    @property
     def works(self) -> bool:
-        """True if nearly all completions parse and end, at each temperature."""
+        """True if nearly all completions parse and end, greedy and at the temperature for sampling."""
         return self.rank[:2] == (False, False)
 
     @property
     def rank(self) -> tuple[bool, bool, int, float]:
         """Sort key: formats that parse first, then those that end, then by number of questions and mean reward."""
-        measured = [self.measured(temperature) for temperature in TEMPERATURES]
-        n_questions = len(self.searches.get(TEMPERATURES[0], ()))
+        measured = [self.measured(temperature) for temperature in (0.0, self.temperature)]
+        n_questions = len(self.searches.get(0.0, ()))
         most_cut = max(MAX_CUT, 1 / max(1, n_questions))  # one cut among few completions says nothing
         unparsed = min(each.parsed for each in measured) < MIN_PARSED
         cut = max(each.cut for each in measured) > most_cut
@@ -120,7 +130,7 @@ class FormatTrial:
 
     def limit_tokens(self, limit: int) -> None:
         """Set ``max_tokens``; ``limit`` is the maximum number in the trial."""
-        samples = [sample for temperature in self.searches for sample in self.samples(temperature)]
+        samples = [sample for temperature in (0.0, self.temperature) for sample in self.samples(temperature)]
         lengths = sorted(sample.n_completion_tokens or 0 for sample in samples)
         longest = lengths[math.ceil((1 - MAX_CUT) * len(lengths)) - 1]
         self.max_tokens = min(limit, max(32, 16 * (longest // 16 + 1)))
@@ -144,6 +154,8 @@ def try_formats(
     recipe: SamplingRecipe, cache: Path, *, progress: Progress | None = None, n_questions: int = N_FINAL
 ) -> TrialReport:
     """Try each format on a few questions of the recipe, and the best formats on more, at temperatures 0 and 1.
+
+    If the best format often does not parse or end at temperature 1, a lower temperature is tried too.
 
     Args:
         recipe: sampling recipe; its ``policy.max_tokens`` is not used, and its adapter only for native tool calls.
@@ -192,11 +204,14 @@ async def _try_formats(environment: Environment, tasks: Sequence[Task], progress
         best = [tried for tried in sorted(trials, key=lambda tried: tried.rank)[:N_BEST] if not tried.rank[0]]
         for temperature in TEMPERATURES if tasks[N_FIRST:] else ():
             await asyncio.gather(*(measure(tried, temperature, tasks[N_FIRST:]) for tried in best))
+        trials.sort(key=lambda tried: tried.rank)
+        if best and not trials[0].works:
+            await measure(trials[0], COOLER, tasks)
     finally:
         progress.finish()
         search.close()
         await policy.aclose()
-    return sorted(trials, key=lambda tried: tried.rank)
+    return trials
 
 
 def _formats(environment: Environment) -> tuple[list[FormatTrial], int]:

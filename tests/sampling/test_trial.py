@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,22 @@ def test_a_model_that_parses_nothing_has_no_best_format(cache):
     assert not any(tried.samples(1.0) for tried in report.formats)
 
 
+class Rambler(Follower):
+    """Does not end at temperature 1."""
+
+    def _one(self, request, seed):
+        completion = super()._one(request, seed)
+        return replace(completion, n_completion_tokens=128) if request.temperature == 1 else completion
+
+
+def test_a_lower_temperature_is_chosen_for_a_model_that_does_not_end_at_1(cache):
+    with policy_is(Rambler("query:")):
+        best = try_formats(recipe_of(), cache).best
+    assert (best.temperature, best.works, best.max_tokens, len(best.searches[0.7])) == (0.7, True, 32, 30)
+    assert best.measured(1.0).cut == 1.0
+    assert "--set policy.max_tokens=32 --set policy.temperature=0.7" in best.flags
+
+
 def test_max_tokens_cuts_at_most_one_completion_of_twenty():
     tried = FormatTrial("json", {"kind": "json"})
     for temperature in TEMPERATURES:
@@ -75,4 +92,4 @@ def test_the_command_prints_a_row_per_format_and_the_flags(cache):
     with policy_is(Follower("query:")):
         out = succeeds("trial", "r.yaml", "--questions", "12")
     assert "json, prefilled" in out
-    assert "--set program.adapter.prefill=true --set policy.max_tokens=32" in out
+    assert "--set program.adapter.prefill=true --set policy.max_tokens=32 --set policy.temperature=1.0" in out
