@@ -376,6 +376,9 @@ class _MutedStream(io.TextIOBase):
     def flush(self) -> None:
         self.stream.flush()
 
+    def close(self) -> None:
+        """Do nothing, also when Python ends: the stream belongs to others."""
+
     def isatty(self) -> bool:
         return self.stream.isatty()
 
