@@ -38,7 +38,10 @@ N_FIRST, N_FINAL, N_BEST = 6, 30, 2
 
 TEMPERATURES = (0.0, 1.0)
 COOLER = 0.7
-"""Temperatures of the trial, and the one for sampling where the best format does not parse or end at 1."""
+"""Temperatures of the trial, and the one for sampling where the best format needs it."""
+
+COOL_BELOW = 2 / 3
+"""Share of the greedy reward below which samples at temperature 1 are too poor to learn from."""
 
 MIN_PARSED, MAX_CUT = 0.95, 0.05
 """Minimum share of completions that parse, and maximum share that max_tokens cuts, of a format that works."""
@@ -114,6 +117,12 @@ class FormatTrial:
         return COOLER if COOLER in self.searches else TEMPERATURES[-1]
 
     @property
+    def needs_cooler(self) -> bool:
+        """True if completions at temperature 1 often do not parse or end, or are far worse than greedy ones."""
+        greedy, drawn = (self.measured(temperature).reward for temperature in TEMPERATURES)
+        return not self.works or drawn < COOL_BELOW * greedy
+
+    @property
     def works(self) -> bool:
         """True if nearly all completions parse and end, greedy and at the temperature for sampling."""
         return self.rank[:2] == (False, False)
@@ -155,7 +164,8 @@ def try_formats(
 ) -> TrialReport:
     """Try each format on a few questions of the recipe, and the best formats on more, at temperatures 0 and 1.
 
-    If the best format often does not parse or end at temperature 1, a lower temperature is tried too.
+    If completions of the best format at temperature 1 often do not parse or end, or are far worse than greedy ones,
+    a lower temperature is tried too.
 
     Args:
         recipe: sampling recipe; its ``policy.max_tokens`` is not used, and its adapter only for native tool calls.
@@ -205,7 +215,7 @@ async def _try_formats(environment: Environment, tasks: Sequence[Task], progress
         for temperature in TEMPERATURES if tasks[N_FIRST:] else ():
             await asyncio.gather(*(measure(tried, temperature, tasks[N_FIRST:]) for tried in best))
         trials.sort(key=lambda tried: tried.rank)
-        if best and not trials[0].works:
+        if best and trials[0].needs_cooler:
             await measure(trials[0], COOLER, tasks)
     finally:
         progress.finish()

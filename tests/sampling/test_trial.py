@@ -61,15 +61,25 @@ def test_a_model_that_parses_nothing_has_no_best_format(cache):
 
 
 class Rambler(Follower):
-    """Does not end at temperature 1."""
+    """Writes other completions at temperature 1."""
+
+    def __init__(self, **changes):
+        super().__init__("query:")
+        self.changes = changes
 
     def _one(self, request, seed):
         completion = super()._one(request, seed)
-        return replace(completion, n_completion_tokens=128) if request.temperature == 1 else completion
+        return replace(completion, **self.changes) if request.temperature == 1 else completion
+
+
+def test_a_lower_temperature_is_chosen_for_a_model_whose_samples_at_1_are_far_worse(cache):
+    with policy_is(Rambler(text="beside the point")):
+        best = try_formats(recipe_of(), cache).best
+    assert (best.measured(1.0).parsed, best.temperature, best.max_tokens) == (1.0, 0.7, 32)
 
 
 def test_a_lower_temperature_is_chosen_for_a_model_that_does_not_end_at_1(cache):
-    with policy_is(Rambler("query:")):
+    with policy_is(Rambler(n_completion_tokens=128)):
         best = try_formats(recipe_of(), cache).best
     assert (best.temperature, best.works, best.max_tokens, len(best.searches[0.7])) == (0.7, True, 32, 30)
     assert best.measured(1.0).cut == 1.0
