@@ -93,8 +93,8 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
                 cells.setdefault(name, []).append(str(value))
         missing = _guess_by_name(cells, documents, columns, flags)
         if not documents and "relevant_doc_ids" not in {*columns, *cells, *flags}:
-            names = {*_QUESTION_NAMES, *chain(*_ALIASES.values())}
-            likely = _likely("relevant_doc_ids", cells, {*columns.values(), *names}, ids)
+            known = {*_QUESTION_NAMES, *chain(*_ALIASES.values())}
+            likely = _likely("relevant_doc_ids", cells, {*columns.values(), *known}, ids)
             if likely in cells and _known_share(cells[likely], ids) >= _KNOWN:
                 columns["relevant_doc_ids"] = likely
                 missing.pop("relevant_doc_ids", None)
