@@ -176,7 +176,7 @@ def _best_format(recipe: Path) -> FormatTrial | None:
     """Try the formats that fit the recipe's policy; return the best, or None if the trial fails or nothing parses."""
     from leret.cli.sample import run_trial
 
-    console.say("trying formats: up to 30 questions and 170 completions; --no-trial skips it")
+    console.say("trying formats: up to 30 questions and 200 completions; --no-trial skips it")
     try:
         return run_trial(console.sampling_recipe(recipe)).best
     except LeretError as error:
