@@ -94,14 +94,15 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
         missing = _guess_by_name(cells, documents, columns, flags)
         if not documents and "relevant_doc_ids" not in {*columns, *cells, *flags}:
             known = {*_QUESTION_NAMES, *chain(*_ALIASES.values())}
-            likely = _likely("relevant_doc_ids", cells, {*columns.values(), *known}, ids)
-            if likely in cells and _known_share(cells[likely], ids) >= _KNOWN:
+            names = {cell for cell in ids if not cell.isdigit()}  # a number may be a count, a year or a row
+            likely = _likely("relevant_doc_ids", cells, {*columns.values(), *known}, names)
+            if likely in cells and _known_share(cells[likely], names) >= _KNOWN:
                 columns["relevant_doc_ids"] = likely
                 missing.pop("relevant_doc_ids", None)
         if missing:
-            names = ", ".join(map(repr, cells))
+            present = ", ".join(map(repr, cells))
             kind = "columns" if flags else "fields"
-            faults.append(f"{source}: {'; '.join(missing.values())}; the {kind} are {names}")
+            faults.append(f"{source}: {'; '.join(missing.values())}; the {kind} are {present}")
         for field in missing:
             columns.pop(field, None)
             if field in _MISSING:

@@ -149,6 +149,12 @@ def test_gold_documents_under_any_name_are_guessed_from_ids_of_the_corpus(cell):
     assert "relevant_doc_ids" not in guess([("c", True, corpus), ("q", False, [{**asked, "proof": "yes"}])], {})
 
 
+def test_numbers_are_not_guessed_as_gold_documents():
+    corpus = [{"doc_id": str(i), "text": "t"} for i in range(9)]
+    asked = {"question": "Who is by a door?", "answer": "yes", "row": "1", "hops": "2", "proof": "3|4"}
+    assert "relevant_doc_ids" not in guess([("c", True, corpus), ("q", False, [asked])], {})
+
+
 def test_unknown_columns_of_flags_are_reported_together_and_quoted():
     tables = [("c", True, [{"k": "A", "the text": "x"}]), ("q", False, [{"b": "Who is it?", "c": "A"}])]
     flags = {"doc_id": "nix", "text": "the text", "question": "b", "relevant_doc_ids": "gone", "type": "none"}
