@@ -82,7 +82,7 @@ class FormatTrial:
     Attributes:
         adapter: keys of `program.adapter`.
         searches: results by temperature, in the order of the questions.
-        max_tokens: number of tokens that cuts at most one completion of twenty.
+        max_tokens: number of tokens that cuts at most one completion of twenty, greedy and sampled.
         fault: why the server refuses the format.
     """
 
@@ -139,9 +139,10 @@ class FormatTrial:
 
     def limit_tokens(self, limit: int) -> None:
         """Set ``max_tokens``; ``limit`` is the maximum number in the trial."""
-        samples = [sample for temperature in (0.0, self.temperature) for sample in self.samples(temperature)]
-        lengths = sorted(sample.n_completion_tokens or 0 for sample in samples)
-        longest = lengths[math.ceil((1 - MAX_CUT) * len(lengths)) - 1]
+        longest = 0
+        for temperature in self.searches.keys() & {0.0, self.temperature}:
+            lengths = sorted(sample.n_completion_tokens or 0 for sample in self.samples(temperature))
+            longest = max(longest, lengths[math.ceil((1 - MAX_CUT) * len(lengths)) - 1])
         self.max_tokens = min(limit, max(32, 16 * (longest // 16 + 1)))
 
 

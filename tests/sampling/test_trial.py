@@ -96,6 +96,15 @@ def test_max_tokens_cuts_at_most_one_completion_of_twenty():
     assert (tried.max_tokens, tried.measured(0.0).cut, tried.works) == (48, 0.05, True)
 
 
+def test_max_tokens_suits_greedy_and_sampled_completions():
+    tried = FormatTrial("json", {"kind": "json"})
+    for temperature, n_long in zip(TEMPERATURES, (2, 0), strict=True):
+        samples = [made(str(i), 1.0, n_completion_tokens=n) for i, n in enumerate([10] * (20 - n_long) + [60] * n_long)]
+        tried.searches[temperature] = [FirstSearch([sample], 1.0) for sample in samples]
+    tried.limit_tokens(128)
+    assert (tried.max_tokens, tried.measured(0.0).cut) == (64, 0.0)
+
+
 def test_the_command_prints_a_row_per_format_and_the_flags(cache):
     recipe = recipe_of(policy={"model": "demo"}).model_dump(mode="json")
     (cache.parent / "r.yaml").write_text(json.dumps(recipe))
