@@ -158,10 +158,14 @@ def _likely(field: str, cells: Mapping[str, list[str]], used: Collection[str], i
 def _known_share(cells: Sequence[str], ids: Container[str]) -> float:
     """Return the mean share of ids of the corpus in a column, by the split of a cell that finds more of them."""
 
-    def share(parts: Sequence[str]) -> float:
+    def share(cell: str, pattern: re.Pattern[str]) -> float:
+        parts = pattern.findall(cell)
         return sum(part.strip() in ids for part in parts) / max(1, len(parts))
 
-    return mean(max(share(pattern.findall(cell)) for pattern in _PARTS) for cell in cells)
+    shares = []
+    for cell in cells:
+        shares.append(max(share(cell, pattern) for pattern in _PARTS))
+    return mean(shares)
 
 
 def _snake_case(column: str) -> str:
