@@ -6,6 +6,11 @@ Both take turns. Each starts with the same targets or pairs in memory, then load
 trains and saves a policy. leret's time includes its checks. The bare script has TRL read conversations and pad batches;
 `leret-unpacked` is leret with padded batches. The policy is the demo's, on one CPU thread. Prints Markdown.
 
+    python benchmarks/training_speed.py --out OUT --turns 2 --steps 2 --questions 8 --batch 8 --rate 2e-5 \
+        --recipe sampling/smollm2-rewrite.yaml --set data.questions=Q --set data.corpus=C --set sampling.samples=8
+
+measures SmolLM2-135M-Instruct (`make smollm2`).
+
 GRPO compares leret's loop with `engine: trl`, both on the stored states with 8 completions per state and about 64 per
 step. It prints the time per completion, and the reward's share (running the program from the state, search, scoring).
 """
@@ -19,21 +24,34 @@ import time
 from pathlib import Path
 
 ALGORITHMS = ("sft", "dpo", "grpo")
-SETTINGS = {"learning_rate": 3e-4, "per_device_train_batch_size": 16, "logging_steps": 5, "seed": 0}
 
 
-def sampled(path, n):
+def settings(given):
+    return {
+        "learning_rate": given.rate,
+        "per_device_train_batch_size": given.batch,
+        "logging_steps": 5,
+        "seed": 0,
+    }
+
+
+def recipe_of(given):
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
+
+    return load_recipe(given.recipe, SamplingRecipe, [f"data.limit={given.questions}", *given.set])
+
+
+def sampled(path, given):
     from leret.core.runs import Run
     from leret.sampling.stage import sample
 
     run = Run.create(path)
-    sample(load_recipe("sampling/demo.yaml", SamplingRecipe, [f"data.limit={n}"]), run)
+    sample(recipe_of(given), run)
     return run
 
 
-def by_leret(run, algorithm, out, steps, packing):
+def by_leret(run, algorithm, out, given, packing):
     from trl import DPOTrainer, SFTTrainer  # noqa: F401  import before timing, as for TRL
 
     from leret.training import packing as module
@@ -43,19 +61,20 @@ def by_leret(run, algorithm, out, steps, packing):
     if not packing:
         module.share_prompts = lambda model: False
     name = f"{algorithm}-{out.name}"
-    recipe = TABLE[algorithm].settings(name=name, max_steps=steps, max_length=512, save_steps=10**6, **SETTINGS)
+    fixed = {"name": name, "init_from": "base", "max_steps": given.steps, "max_length": 512, "save_steps": 10**6}
+    recipe = TABLE[algorithm].settings(**fixed, **settings(given))
     began, cpu = time.perf_counter(), time.process_time()
     report = train(recipe, run)
     return time.perf_counter() - began, time.process_time() - cpu, report.loss_last
 
 
-def by_trl(run, algorithm, out, steps):
+def by_trl(run, algorithm, out, given):
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    from leret.policies.checkpoints import policy_directory
+    from leret.policies.checkpoints import find_model
     from leret.training.algorithms import ALGORITHMS as TABLE
     from leret.training.data import RunSamples
 
@@ -68,13 +87,14 @@ def by_trl(run, algorithm, out, steps):
         | {name: [{"role": "assistant", "content": text}] for name, text in zip(names, one.completions, strict=True)}
         for one in examples
     ]
-    same = SETTINGS | {
-        "output_dir": str(out), "max_steps": steps, "max_length": 512, "use_cpu": True, "bf16": False,
+    same = settings(given) | {
+        "output_dir": str(out), "max_steps": given.steps, "max_length": 512, "use_cpu": True, "bf16": False,
         "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
         "dataloader_pin_memory": False, "lr_scheduler_type": "linear", "optim": "adamw_torch_fused",
     }  # fmt: skip
     model, tokenizer = (
-        kind.from_pretrained(policy_directory("demo")) for kind in (AutoModelForCausalLM, AutoTokenizer)
+        kind.from_pretrained(find_model(recipe_of(given).policy.model))
+        for kind in (AutoModelForCausalLM, AutoTokenizer)
     )
     if algorithm == "sft":
         arguments = SFTConfig(**same, completion_only_loss=True)
@@ -88,7 +108,7 @@ def by_trl(run, algorithm, out, steps):
     return time.perf_counter() - began, time.process_time() - cpu, losses[-1]
 
 
-def by_grpo(run, side, out, steps):
+def by_grpo(run, side, out, given):
     from trl import GRPOTrainer  # noqa: F401
 
     from leret.policies.local.policy import LocalPolicy
@@ -115,27 +135,28 @@ def by_grpo(run, side, out, steps):
     timed(LocalPolicy, "complete_many", "completed")
     timed(StoredStates, "__call__", "scored")
     recipe = GRPORecipe(
-        name=f"grpo-{out.name}", engine=side, states="stored", max_steps=steps, questions_per_round=4, save_steps=10**6,
-        max_completion_length=16, **{**SETTINGS, "learning_rate": 1e-3, "per_device_train_batch_size": 64},
+        name=f"grpo-{out.name}", engine=side, init_from="base", states="stored", max_steps=given.steps,
+        questions_per_round=4, save_steps=10**6, max_completion_length=16,
+        **{**settings(given), "per_device_train_batch_size": 64},
     )  # fmt: skip
     began, cpu = time.perf_counter(), time.process_time()
     report = train(recipe, run)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-    n = report.examples if side == "leret" else 64 * steps
+    n = report.examples if side == "leret" else 64 * given.steps
     reward = spent["scored"] if side == "trl" else spent["sampled"] - spent["completed"]
     return wall, cpu, report.loss_last, n, reward
 
 
-def one(side, algorithm, out, turn, steps):
+def one(side, algorithm, turn, given):
     from leret.core.runs import Run
 
-    run, place = Run(out / "run"), out / f"{side}-{turn}"
+    run, place = Run(given.out / "run"), given.out / f"{side}-{turn}"
     if algorithm == "grpo":
-        found = by_grpo(run, side, place, steps)
+        found = by_grpo(run, side, place, given)
     elif side == "trl":
-        found = by_trl(run, algorithm, place, steps)
+        found = by_trl(run, algorithm, place, given)
     else:
-        found = by_leret(run, algorithm, place, steps, side == "leret")
+        found = by_leret(run, algorithm, place, given, side == "leret")
     print(json.dumps(found))
 
 
@@ -152,18 +173,21 @@ def main():
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--questions", type=int, default=150)
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS)
+    parser.add_argument("--recipe", default="sampling/demo.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for sampling")
+    parser.add_argument("--batch", type=int, default=16, help="examples or pairs per step; GRPO has 64 completions")
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "ALGORITHM", "TURN"))
     given = parser.parse_args()
     if given.one:
-        return one(given.one[0], given.one[1], given.out, given.one[2], given.steps)
-    sampled(given.out / "run", given.questions)
+        return one(*given.one, given)
+    sampled(given.out / "run", given)
     sides = {name: ("trl", "leret", *(() if name == "grpo" else ("leret-unpacked",))) for name in given.algorithms}
     figures = {(side, algorithm): [] for algorithm in given.algorithms for side in sides[algorithm]}
     for turn in range(given.turns):
         for algorithm in given.algorithms:
             for side in sides[algorithm] if turn % 2 else reversed(sides[algorithm]):
-                arguments = ("--out", given.out, "--steps", given.steps, "--one", side, algorithm, turn)
-                figures[side, algorithm].append(measured(*arguments))
+                figures[side, algorithm].append(measured(*sys.argv[1:], "--one", side, algorithm, turn))
                 print(algorithm, side, turn, figures[side, algorithm][-1], file=sys.stderr, flush=True)
     print("| training | by | CPU-seconds, median (range) | seconds | last loss | throughput against TRL |")
     print("|---|---|---|---|---|---|")

@@ -61,8 +61,8 @@ def test_kto_learns_from_the_samples(tmp_path):
     ("algorithm", "n", "rate", "keys"),
     [("sft", 1_500_000, 1e-3, {}), ("sft", 22_000_000, 1.7e-4, {}), ("sft", 135e6, 5e-5, {}),
      ("sft", 8e9, 1e-5, {}),
-     ("ipo", 1_000_000, 5e-4, {}), ("ipo", 8e9, 5e-7, {}), ("grpo", 1_500_000, 2e-3, {}), ("grpo", 135e6, 4e-5, {}),
-     ("grpo", 8e9, 1e-6, {}),
+     ("ipo", 1_000_000, 5e-4, {}), ("ipo", 135e6, 2e-5, {}), ("ipo", 8e9, 5e-7, {}),
+     ("grpo", 1_500_000, 2e-3, {}), ("grpo", 135e6, 4e-5, {}), ("grpo", 8e9, 1e-6, {}),
      ("ppo", 1e8, 9e-6, {}), ("sft", 8e9, 1e-4, {"lora": {}}), ("ipo", 1_000_000, 5e-4, {"lora": {}})],
 )  # fmt: skip
 def test_the_learning_rate_follows_the_size_of_the_model(algorithm, n, rate, keys):

@@ -23,7 +23,7 @@ _SIDES = ("chosen", "rejected")
 class PairRecipe(TinkerKeys, ExampleRecipe):
     """Keys for algorithms that train on pairs."""
 
-    learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 5e-4, 1e9: 5e-7}
+    learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 5e-4, 135e6: 2e-5, 1e9: 5e-7}
 
     engine: Literal["trl", "tinker"] = Field("trl", description="TRL's trainer, or a server of the Tinker API")
     beta: float = Field(0.05, gt=0, description="strength of the regularization toward the initial policy")
