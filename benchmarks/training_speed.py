@@ -30,7 +30,7 @@ def settings(given):
     return {
         "learning_rate": given.rate,
         "per_device_train_batch_size": given.batch,
-        "logging_steps": 5,
+        "logging_steps": 1,
         "seed": 0,
     }
 
