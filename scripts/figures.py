@@ -1,19 +1,20 @@
 """Prints what the size and the shape of the code are measured by: ``python scripts/figures.py [--details]``.
 
-AST nodes and nodes per statement measure size and density; lines are printed for information and have no limit. A
-function's length counts its signature and docstring. An import counts wherever it stands: in a function and for type
-checking too. ``tests/test_layers.py`` holds the limits.
+AST nodes, nodes per statement and the constructs in `squeezed` measure size and density; lines are printed for
+information and have no limit. A function's size is its AST nodes. An import counts wherever it stands: in a
+function and for type checking too. ``tests/test_layers.py`` holds the limits.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LARGE = 450  # AST nodes of a function that is too long to read at once
 
 
 def sources(package: str = "leret") -> dict[str, Path]:
@@ -77,12 +78,70 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def functions(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
-    """Length in lines and place of every function and method."""
+    """AST nodes and place of every function and method."""
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                yield length, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+                yield sum(1 for _ in ast.walk(node)), f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+
+EMPTY_WORDS = frozenset({"one", "other", "known", "facts", "entry", "places"})
+"""Names that do not say what a thing is."""
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def squeezed(path: Path) -> Iterator[tuple[str, int]]:
+    """Kind and line of every construct that has to be decoded, and of every empty word used as a variable."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, COMPREHENSIONS) and is_dense(node):
+            yield "nested or conditional comprehensions", node.lineno
+        elif isinstance(node, ast.NamedExpr):
+            yield "walrus expressions", node.lineno
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and is_switch(node):
+            yield "lists or strings multiplied by a truth value", node.lineno
+        for name in bound(node):
+            if name in EMPTY_WORDS:
+                yield "empty words as variables", node.lineno
+
+
+def is_dense(comprehension: ast.expr) -> bool:
+    """Return whether a comprehension holds another, or chooses its element with ``if ... else``."""
+    inner = (node for node in ast.walk(comprehension) if node is not comprehension)
+    several = len(getattr(comprehension, "generators", ())) > 1
+    chooses = isinstance(getattr(comprehension, "elt", None), ast.IfExp)
+    return several or chooses or any(isinstance(node, COMPREHENSIONS) for node in inner)
+
+
+def is_switch(product: ast.BinOp) -> bool:
+    """Return whether a product is a list or string times a comparison, ``not``, or ``bool(...)``."""
+    sides = (product.left, product.right)
+    has_sequence = any(
+        isinstance(side, ast.List | ast.Tuple | ast.JoinedStr)
+        or (isinstance(side, ast.Constant) and isinstance(side.value, str))
+        for side in sides
+    )
+    has_truth = any(
+        isinstance(side, ast.Compare | ast.BoolOp)
+        or (isinstance(side, ast.UnaryOp) and isinstance(side.op, ast.Not))
+        or (isinstance(side, ast.Call) and isinstance(side.func, ast.Name) and side.func.id == "bool")
+        for side in sides
+    )
+    return has_sequence and has_truth
+
+
+def bound(node: ast.AST) -> Iterator[str]:
+    """Return the names that a node binds."""
+    if isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+
+
+def wide_lines(paths: Iterable[Path], columns: int = 100) -> float:
+    """Share of lines with more than ``columns`` characters."""
+    widths = [len(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    return sum(width > columns for width in widths) / len(widths)
 
 
 def class_names(modules: dict[str, Path]) -> dict[str, list[str]]:
@@ -145,7 +204,7 @@ def lines(path: Path) -> int:
 def main(details: bool) -> None:
     """Print the figures; with ``details`` also what they are made of."""
     modules = sources()
-    long = sorted((length, place) for length, place in functions(modules.values()) if length > 40)
+    long = sorted((size, place) for size, place in functions(modules.values()) if size > LARGE)
     n_functions = sum(1 for _ in functions(modules.values()))
     sizes = {module: lines(path) for module, path in modules.items()}
     tests = sources("tests")
@@ -157,12 +216,17 @@ def main(details: bool) -> None:
     print(f"leret/ files under 80 lines       {sum(size < 80 for size in sizes.values())}")
     print(f"tests/ lines                      {sum(lines(path) for path in tests.values()):,}")
     print(f"tests/ files                      {len(tests)}")
-    print(f"functions over 40 lines           {len(long)} of {n_functions} ({len(long) / n_functions:.1%})")
+    print(f"functions over {LARGE} nodes          {len(long)} of {n_functions} ({len(long) / n_functions:.1%})")
     largest = max(folders().items(), key=lambda item: item[1])
     print(f"entries of the largest folder     {largest[1]} ({largest[0]})")
     print(f"import circles                    {len(circles(graph(modules)))}")
     print(f"class names of two meanings       {len(class_names(modules))}")
     print(f"modules of 80+ lines, no twin     {len(without_twin(modules))}")
+
+    dense = Counter(kind for path in modules.values() for kind, _ in squeezed(path))
+    for kind, n in sorted(dense.items()):
+        print(f"{kind:45} {n}")
+    print(f"lines over 100 columns            {wide_lines(modules.values()):.1%}")
 
     if details:
         print("\ncircles:", *circles(graph(modules)), sep="\n  ")
@@ -174,7 +238,7 @@ def main(details: bool) -> None:
         )
         print("\nunder 80 lines:", *(f"{size:3} {module}" for module, size in sizes.items() if size < 80), sep="\n  ")
         print("\nno twin:", *(f"{sizes[module]:3} {module}" for module in without_twin(modules)), sep="\n  ")
-        print("\nlong functions:", *(f"{length:3} {place}" for length, place in long), sep="\n  ")
+        print("\nlarge functions:", *(f"{size:3} {place}" for size, place in long), sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,16 @@ from leret.core.errors import ConfigError, LeretError, MissingDependency, was_in
 from leret.core.memory import tune_malloc
 from leret.core.progress import plain
 
-_OF_TRAINING = {"accelerate", "datasets", "peft", "safetensors", "tokenizers", "torch", "transformers", "trl"}
+_OF_TRAINING = {
+    "accelerate",
+    "datasets",
+    "peft",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "trl",
+}
 _DEFAULTS = {
     "DATASETS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -35,7 +44,18 @@ _DEFAULTS = {
 }
 _SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Variables that limit PyTorch's caches for bfloat16 shapes. The default, 1,024 shapes, can take gigabytes."""
-_LOUD = ("LiteLLM", "accelerate", "bm25s", "datasets", "dspy", "httpx", "matplotlib", "numba", "transformers", "trl")
+_LOUD = (
+    "LiteLLM",
+    "accelerate",
+    "bm25s",
+    "datasets",
+    "dspy",
+    "httpx",
+    "matplotlib",
+    "numba",
+    "transformers",
+    "trl",
+)
 
 
 class _Application(typer.core.TyperGroup):
@@ -45,7 +65,9 @@ class _Application(typer.core.TyperGroup):
         """Accept ``--debug`` anywhere on the command line."""
         debug = "--debug" in args
         with ended(debug=debug):
-            return super().parse_args(ctx, ["--debug"] * debug + [arg for arg in args if arg != "--debug"])
+            return super().parse_args(
+                ctx, ["--debug"] * debug + [arg for arg in args if arg != "--debug"]
+            )
 
     def invoke(self, ctx: Any) -> Any:
         with ended(debug=bool(ctx.params.get("debug"))):
@@ -70,9 +92,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _global(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and library logs.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and library logs.")
+    ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     prepare(debug)
@@ -96,7 +123,12 @@ for panel, name, function, example in (
     (_LOOP, "runs", compare.runs, "runs"),
     (_LOOP, "compare", compare.compare, "runs/seed-0 runs/seed-1 runs/seed-2"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
-    (_DATA, "score", rewards.score, "answers.jsonl --references questions.jsonl --measures f1,bleu,rougeL"),
+    (
+        _DATA,
+        "score",
+        rewards.score,
+        "answers.jsonl --references questions.jsonl --measures f1,bleu,rougeL",
+    ),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
     (_DATA, "eval-retriever", search.eval_retriever, "indexes/mine --questions q.jsonl"),
 ):
@@ -123,13 +155,17 @@ def ended(*, debug: bool) -> Iterator[None]:
         is_usage = type(error).__module__.startswith(("typer", "click"))
         if is_usage and isinstance(error, RuntimeError):
             raise  # typer.Exit and typer.Abort
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command printed its help
+        if (
+            type(error).__name__ == "NoArgsIsHelpError"
+        ):  # a group without a command printed its help
             raise typer.Exit(0) from None
         if debug and not is_usage:
             complain(traceback.format_exc().rstrip(), label="")
         message, code = _outcome(error, debug)
         label = "" if isinstance(error, KeyboardInterrupt) else "error: "
-        if code != 2 or os.environ.get("RANK", "0") == "0":  # all processes of a training find the same fault
+        if (
+            code != 2 or os.environ.get("RANK", "0") == "0"
+        ):  # all processes of a training find the same fault
             complain(message, label)
         raise typer.Exit(code) from None
 
@@ -137,7 +173,10 @@ def ended(*, debug: bool) -> Iterator[None]:
 def _outcome(error: Any, debug: bool) -> tuple[str, int]:
     """Return the message and exit code for an exception; ``format_message`` identifies a usage error from Typer."""
     if hasattr(error, "format_message"):
-        command, message = error.ctx.command_path if error.ctx else "leret", error.format_message().rstrip(".")
+        command, message = (
+            error.ctx.command_path if error.ctx else "leret",
+            error.format_message().rstrip("."),
+        )
         return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
     if isinstance(error, LeretError):
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
@@ -152,7 +191,10 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
         return f"{place}{fault}", 1
     package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _OF_TRAINING:
-        return f"{MissingDependency(package, 'train')}; it is required for training and local policies", 2
+        return (
+            f"{MissingDependency(package, 'train')}; it is required for training and local policies",
+            2,
+        )
     hint = "" if debug else "; run with --debug to see the traceback"
     fault = f"unexpected {type(error).__name__}: {error}"
     return f"{fault}. This is a bug in leret or one of its dependencies{hint}", 1

@@ -12,11 +12,15 @@ from leret.cli import console
 from leret.cli.console import AsJson
 from leret.core.progress import plain
 
-Form = Annotated[Literal["console", "markdown", "latex"], typer.Option(help="Format of the tables.")]
+Form = Annotated[
+    Literal["console", "markdown", "latex"], typer.Option(help="Format of the tables.")
+]
 
 
 def runs(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory with runs.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory with runs.")] = Path(
+        "runs"
+    ),
     form: Form = "console",
     as_json: AsJson = False,
 ) -> None:
@@ -29,9 +33,15 @@ def runs(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the baseline first.")],
-    measure: Annotated[str | None, typer.Option(help="Measure to compare.", show_default="main measure")] = None,
-    evaluation: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the evaluations, as in dev.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the baseline first.")
+    ],
+    measure: Annotated[
+        str | None, typer.Option(help="Measure to compare.", show_default="main measure")
+    ] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the evaluations, as in dev.")
+    ] = None,
     form: Form = "console",
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +55,9 @@ def compare(
         console.say(WORDS)
 
 
-def _print(tables: Sequence[tuple[str, Sequence[str], Any]], form: str, values: Mapping[str, Any] | None) -> None:
+def _print(
+    tables: Sequence[tuple[str, Sequence[str], Any]], form: str, values: Mapping[str, Any] | None
+) -> None:
     """Print tables in a format, or ``values`` if they are set."""
     from leret.evaluation.report.comparison import FORMS
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from leret.config.sampling import ProgramSettings, SamplingRecipe
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
-_NAME, _HEAD = 16, 8  # minimum width of a table's first column; headings up to this width are not wrapped
+_NAME, _HEAD = (
+    16,
+    8,
+)  # minimum width of a table's first column; headings up to this width are not wrapped
 _LABELS = {
     "no_spread": "states without spread",
     "cut": "completions cut at max_tokens",
@@ -37,7 +40,15 @@ _LABELS = {
 }
 _FOR_MACHINES = {"notes", "new_questions", "new_samples", "total_steps", "loss_first", "loss_last"}
 """Fields that only ``--json`` prints; ``notes`` go to stderr."""
-_EXCEPTIONAL = {"waiting", "no_spread", "unscored", "resumed_from", "resumes_at", "dropped", "stored_samples"}
+_EXCEPTIONAL = {
+    "waiting",
+    "no_spread",
+    "unscored",
+    "resumed_from",
+    "resumes_at",
+    "dropped",
+    "stored_samples",
+}
 """Counts that are shown only if they are not 0."""
 
 
@@ -65,25 +76,44 @@ def output_file(help: str) -> Any:
 
 
 def _set(example: str) -> Any:
-    return typer.Option("--set", metavar="KEY=VALUE", help=f"Override a setting, for example {example}. Repeatable.")
+    return typer.Option(
+        "--set", metavar="KEY=VALUE", help=f"Override a setting, for example {example}. Repeatable."
+    )
 
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file or the name of a shipped recipe.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A YAML file or the name of a shipped recipe.")
+]
 RunOption = Annotated[Path, typer.Option("--run", metavar="DIR", help="The run directory.")]
 Overrides = Annotated[list[str] | None, _set("sampling.samples=2")]
 TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
 DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
 RetrieverOverrides = Annotated[list[str] | None, _set("store=hnsw")]
 EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned work and its cost, then exit.")]
-AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print the result as one JSON object.")]
-SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Skip and count invalid lines in the data.")]
-FormatOption = Annotated[str | None, typer.Option("--format", help="Data format: jsonl, beir, hotpotqa, chunks, ...")]
-Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the planned work and its cost, then exit.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", callback=as_json, help="Print the result as one JSON object.")
+]
+SkipInvalid = Annotated[
+    bool, typer.Option("--skip-invalid", help="Skip and count invalid lines in the data.")
+]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", help="Data format: jsonl, beir, hotpotqa, chunks, ...")
+]
+Host = Annotated[
+    str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")
+]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free port.")]
-IndexOrUrl = Annotated[str, typer.Argument(metavar="INDEX", help="An index directory or a retrieval server's URL.")]
+IndexOrUrl = Annotated[
+    str, typer.Argument(metavar="INDEX", help="An index directory or a retrieval server's URL.")
+]
 TokenEnv = Annotated[
-    str | None, typer.Option("--token-env", metavar="VAR", help="Environment variable that holds the server's token.")
+    str | None,
+    typer.Option(
+        "--token-env", metavar="VAR", help="Environment variable that holds the server's token."
+    ),
 ]
 
 
@@ -95,7 +125,9 @@ def say(text: str = "", style: str | None = None) -> None:
 
 def complain(text: str, label: str = "error: ") -> None:
     """Print a message to stderr."""
-    _print(f"{label}{plain(text)}", {"error: ": "red", "warning: ": "yellow"}.get(label), stderr=True)
+    _print(
+        f"{label}{plain(text)}", {"error: ": "red", "warning: ": "yellow"}.get(label), stderr=True
+    )
 
 
 def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
@@ -116,7 +148,9 @@ def _folded(line: str, width: int, indent: str) -> str:
     if not line.startswith(("  leret ", "  python ", "  --")):
         return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
     whole = re.sub(r" (?!--)", "\0", line)
-    return fill(whole, width - 2, subsequent_indent="    ").replace("\n", " \\\n").replace("\0", " ")
+    return (
+        fill(whole, width - 2, subsequent_indent="    ").replace("\n", " \\\n").replace("\0", " ")
+    )
 
 
 def done(text: str) -> None:
@@ -129,8 +163,13 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
     from leret.config.data import GENERATED
 
     name = re.sub("-[0-9a-f]{8}$", "", policy)
-    if name in SCOPES and not (program.endswith(":ExpandWrite") if name == "english" else data in GENERATED):
-        complain(f"policy.model {policy} {SCOPES[name]}; choose another policy (see `leret init --help`)", "warning: ")
+    if name in SCOPES and not (
+        program.endswith(":ExpandWrite") if name == "english" else data in GENERATED
+    ):
+        complain(
+            f"policy.model {policy} {SCOPES[name]}; choose another policy (see `leret init --help`)",
+            "warning: ",
+        )
 
 
 def warn_of_skipped(source: str, skipped: Mapping[str, int]) -> None:
@@ -182,10 +221,15 @@ def _misspelled_arguments(program: ProgramSettings) -> Iterator[tuple[tuple[str,
         if arguments is not None and key not in arguments:
             near = closest(key, [*arguments, *type(program).model_fields])
             if near is not None:
-                yield (f"program.{key}", f"program.{near}"), f"unknown key; did you mean program.{near}?"
+                yield (
+                    (f"program.{key}", f"program.{near}"),
+                    f"unknown key; did you mean program.{near}?",
+                )
 
 
-def sampling_recipe(recipe: str | Path, overrides: Sequence[str] = (), optional: Sequence[str] = ()) -> SamplingRecipe:
+def sampling_recipe(
+    recipe: str | Path, overrides: Sequence[str] = (), optional: Sequence[str] = ()
+) -> SamplingRecipe:
     """Load a sampling recipe and check it with `known_names`."""
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
@@ -210,7 +254,12 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
         _print(plain(f"  {name:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    values: Any = None,
+) -> None:
     """Print a table, or ``values`` with ``--json``. Numbers are never cut or wrapped.
 
     On a narrow terminal, the first column is wrapped. If that is not enough, the last columns are dropped with a note.
@@ -222,7 +271,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         if values is not None:
             facts(values)
         return
-    shown = Table(title=plain(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    shown = Table(
+        title=plain(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
     shown.padding = (0, 1, 0, 0)
     lines = [tuple(map(plain, row)) for row in rows]
     widths = []
@@ -244,7 +295,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         shown.add_row(*row[:n_shown])
     draw(shown, least=least)
     if n_shown < len(columns):
-        complain(f"columns hidden in this narrow terminal: {', '.join(columns[n_shown:])}", "note: ")
+        complain(
+            f"columns hidden in this narrow terminal: {', '.join(columns[n_shown:])}", "note: "
+        )
 
 
 def draw(shown: Any, least: int = 0) -> None:
@@ -261,7 +314,9 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
     from leret.config.load import find_recipe
 
     file = find_recipe(recipe, "sampling", "training")
-    listed = re.search(rf"^#\s+(leret {stage} .+) --run \S+(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.search(
+        rf"^#\s+(leret {stage} .+) --run \S+(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE
+    )
     shipped = ROOT / {"train": "training"}.get(stage, stage) / f"{file.stem}.yaml"
     if listed:
         command, options = listed.groups()
@@ -299,7 +354,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {_shown(item)}" for name, item in value.items() if item is not None)
+        return ", ".join(
+            f"{name}: {_shown(item)}" for name, item in value.items() if item is not None
+        )
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)

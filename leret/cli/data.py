@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, done, facts, sampling_recipe, say
+from leret.cli.console import (
+    AsJson,
+    DataOverrides,
+    FormatOption,
+    SkipInvalid,
+    done,
+    facts,
+    sampling_recipe,
+    say,
+)
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
@@ -24,15 +33,24 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 
-app = typer.Typer(help="Inspect data, add candidates to questions, fetch and chunk documents.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect data, add candidates to questions, fetch and chunk documents.",
+    no_args_is_help=True,
+)
 
 
 @app.command("inspect", epilog="Example: leret data inspect --questions q.jsonl --corpus c.jsonl")
 def inspect(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe.")
+    ] = None,
     form: FormatOption = None,
-    questions: Annotated[str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")] = None,
-    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")] = None,
+    questions: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")
+    ] = None,
     skip_invalid: SkipInvalid = False,
     overrides: DataOverrides = None,
     as_json: AsJson = False,
@@ -47,12 +65,17 @@ def inspect(
         raise typer.Exit(2)
 
 
-@app.command("episodes", epilog="Example: leret data episodes --questions q.jsonl --corpus c.jsonl --out e.jsonl")
+@app.command(
+    "episodes",
+    epilog="Example: leret data episodes --questions q.jsonl --corpus c.jsonl --out e.jsonl",
+)
 def episodes(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")],
     corpus: Annotated[str, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")],
     out: Annotated[Path, console.output_file("Output file (JSON lines in the chunks format).")],
-    candidates: Annotated[int, typer.Option(min=2, help="Candidates per question, including gold documents.")] = 10,
+    candidates: Annotated[
+        int, typer.Option(min=2, help="Candidates per question, including gold documents.")
+    ] = 10,
     form: FormatOption = None,
 ) -> None:
     """Add candidates from a corpus to each question: its gold documents and the best other BM25 results."""
@@ -63,40 +86,74 @@ def episodes(
     done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
 
 
-@app.command("fetch", epilog="Example: leret data fetch questions.jsonl --url-field document_url --out pages")
+@app.command(
+    "fetch", epilog="Example: leret data fetch questions.jsonl --url-field document_url --out pages"
+)
 def fetch(
-    urls: Annotated[Path, typer.Argument(metavar="LIST", help="JSON lines, CSV, or a file with one URL per line.")],
-    out: Annotated[Path, console.output_directory("Directory for corpus.jsonl, failures.tsv and the cache.")],
-    url_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field of LIST with the URL.")] = None,
-    id_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field with the id; default: the URL.")] = None,
-    rate: Annotated[float, typer.Option(min=1e-3, help="Maximum requests per second to one site.")] = 1.0,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds per page, including redirects.")] = 30.0,
-    max_mb: Annotated[float, typer.Option(min=1e-3, help="Maximum size of a page after decompression.")] = 10.0,
-    max_redirects: Annotated[int, typer.Option(min=0, help="Maximum number of redirects of a page.")] = 5,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Another host for redirects. Repeatable.")] = None,
+    urls: Annotated[
+        Path,
+        typer.Argument(metavar="LIST", help="JSON lines, CSV, or a file with one URL per line."),
+    ],
+    out: Annotated[
+        Path, console.output_directory("Directory for corpus.jsonl, failures.tsv and the cache.")
+    ],
+    url_field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field of LIST with the URL.")
+    ] = None,
+    id_field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field with the id; default: the URL.")
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(min=1e-3, help="Maximum requests per second to one site.")
+    ] = 1.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds per page, including redirects.")
+    ] = 30.0,
+    max_mb: Annotated[
+        float, typer.Option(min=1e-3, help="Maximum size of a page after decompression.")
+    ] = 10.0,
+    max_redirects: Annotated[
+        int, typer.Option(min=0, help="Maximum number of redirects of a page.")
+    ] = 5,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another host for redirects. Repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch web pages into a corpus of their main texts. Run the same command again to resume."""
     from leret.datasets.fetch import FetchSettings, read_list
     from leret.datasets.fetch import fetch as stage
 
-    settings = FetchSettings(rate, timeout, round(max_mb * 2**20), max_redirects, tuple(allow_host or ()))
+    settings = FetchSettings(
+        rate, timeout, round(max_mb * 2**20), max_redirects, tuple(allow_host or ())
+    )
     with shown() as progress:
         report = stage(*read_list(urls, url_field, id_field), out, settings, progress)
     kinds = Counter(kind for _, kind, _ in report.failures)
     first = {kind: (url, why) for url, kind, why in reversed(report.failures)}
     rows = [(kind, f"{n:,}", *first[kind]) for kind, n in kinds.most_common()]
     console.table(("failure", "entries", "first", "reason"), rows, values=report)
-    done(f"{report.n_documents:,} documents in {out}/corpus.jsonl, {kinds.total():,} failures in {out}/failures.tsv")
+    done(
+        f"{report.n_documents:,} documents in {out}/corpus.jsonl, {kinds.total():,} failures in {out}/failures.tsv"
+    )
 
 
-@app.command("chunk", epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer english --out c.jsonl")
+@app.command(
+    "chunk",
+    epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer english --out c.jsonl",
+)
 def chunk(
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus file, or hf:NAME.")],
     out: Annotated[Path, console.output_file("Output file (a corpus in JSON lines).")],
-    tokens: Annotated[int, typer.Option(min=8, help="Maximum tokens of title, header and text.")] = 253,
-    tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Model directory; default: count words.")] = None,
-    header: Annotated[str, typer.Option(help="First line of each text, with {title} and {doc_id}.")] = "",
+    tokens: Annotated[
+        int, typer.Option(min=8, help="Maximum tokens of title, header and text.")
+    ] = 253,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Model directory; default: count words.")
+    ] = None,
+    header: Annotated[
+        str, typer.Option(help="First line of each text, with {title} and {doc_id}.")
+    ] = "",
     form: FormatOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,11 +185,30 @@ def _write_episodes(data: Data, path: Path, n: int) -> int:
     lines = []
     for task, ranking in zip(tasks, rankings, strict=True):
         others = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
-        ids = sorted([*task.gold, *others[: max(0, n - len(task.gold))]], key=lambda id: rank_of(id, 0, task.id))
-        chunks = [{"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids]
-        known = {"answers": list(task.answers), "type": task.type, "hops": task.hops, "split": task.split}
-        line = {"id": task.id, "question": task.text, "chunks": chunks, "support": list(task.gold), **known}
-        lines.append(json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False) + "\n")
+        ids = sorted(
+            [*task.gold, *others[: max(0, n - len(task.gold))]],
+            key=lambda id: rank_of(id, 0, task.id),
+        )
+        chunks = [
+            {"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids
+        ]
+        known = {
+            "answers": list(task.answers),
+            "type": task.type,
+            "hops": task.hops,
+            "split": task.split,
+        }
+        line = {
+            "id": task.id,
+            "question": task.text,
+            "chunks": chunks,
+            "support": list(task.gold),
+            **known,
+        }
+        lines.append(
+            json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False)
+            + "\n"
+        )
     write_atomically(path, "".join(lines))
     return len(lines)
 
@@ -149,12 +225,16 @@ def _show(report: DataReport) -> None:
             "types": report.types,
             "hops (0: unknown)": {str(hops): n for hops, n in report.hops.items()},
             "gold documents per question": _histogram(report.gold),
-            "gold documents in the corpus": None if report.gold_coverage is None else f"{report.gold_coverage:.1%}",
+            "gold documents in the corpus": None
+            if report.gold_coverage is None
+            else f"{report.gold_coverage:.1%}",
             "reference answers per question": _histogram(report.answers),
             "measures that apply": _measures(report),
             "words per question": _spread(report.question_words),
             "words per document": _spread(report.document_words) if report.n_documents else None,
-            "documents that are never gold": report.n_unused_documents if any(report.gold) else None,
+            "documents that are never gold": report.n_unused_documents
+            if any(report.gold)
+            else None,
             "duplicate questions": report.duplicate_questions,
             "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
@@ -163,7 +243,11 @@ def _show(report: DataReport) -> None:
         },
     )
     for question in report.examples:
-        answer = f" -> {shorten(question.answers[0], 80, placeholder=' ...')}" if question.answers else ""
+        answer = (
+            f" -> {shorten(question.answers[0], 80, placeholder=' ...')}"
+            if question.answers
+            else ""
+        )
         more = f" and {len(question.gold) - _SHOWN} more" if len(question.gold) > _SHOWN else ""
         gold = f" ({', '.join(question.gold[:_SHOWN])}{more})" if question.gold else ""
         say(f"  {question.id}: {question.text}{answer}{gold}")
@@ -172,10 +256,17 @@ def _show(report: DataReport) -> None:
 
 
 def _measures(report: DataReport) -> dict[str, str]:
-    labels = (("of rankings (recall)", "gold documents", report.gold), ("of answers (f1)", "answers", report.answers))
-    n_with = [(measures, label, report.n_questions - counts.get(0, 0)) for measures, label, counts in labels]
+    labels = (
+        ("of rankings (recall)", "gold documents", report.gold),
+        ("of answers (f1)", "answers", report.answers),
+    )
+    n_with = [
+        (measures, label, report.n_questions - counts.get(0, 0))
+        for measures, label, counts in labels
+    ]
     return {
-        measures: f"{n:,} questions" if n else f"none, because no question has {label}" for measures, label, n in n_with
+        measures: f"{n:,} questions" if n else f"none, because no question has {label}"
+        for measures, label, n in n_with
     }
 
 
@@ -193,15 +284,23 @@ def _spread(figures: Mapping[str, float]) -> str:
 
 
 def _settings(
-    recipe: str | None, form: str | None, questions: str | None, corpus: str | None, overrides: list[str]
+    recipe: str | None,
+    form: str | None,
+    questions: str | None,
+    corpus: str | None,
+    overrides: list[str],
 ) -> DataSettings:
     from leret.config.load import flag_recipe
     from leret.datasets.formats import detect_kind
 
     values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     values = {name: value for name, value in values.items() if value is not None}
-    if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")):
-        raise ConfigError(f"{recipe} is a data file, not a YAML recipe; pass data files with --questions and --corpus")
+    if recipe is not None and recipe.endswith(
+        (".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")
+    ):
+        raise ConfigError(
+            f"{recipe} is a data file, not a YAML recipe; pass data files with --questions and --corpus"
+        )
     if recipe is not None:
         overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]
         return sampling_recipe(recipe, overrides, ("policy.model",)).data
@@ -210,4 +309,6 @@ def _settings(
     if questions is not None and form is None:
         values["kind"] = detect_kind(questions)
     flags = {f"data.{name}": f"--{name}" for name in values} | {"data.kind": "--format"}
-    return flag_recipe({"data": values}, flags, overrides, ("data.corpus",) if corpus is None else ()).data
+    return flag_recipe(
+        {"data": values}, flags, overrides, ("data.corpus",) if corpus is None else ()
+    ).data

@@ -36,16 +36,23 @@ _POLICY_HELP = (
     "most questions have one gold document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
-_RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
+_RAW_QUESTIONS, _RAW_DOCUMENTS = (
+    1_000,
+    200_000,
+)  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),
     (1e-9, "That is weak: better queries have much to gain."),
     (0.0, "None of the gold documents was found; check that the questions belong to this corpus."),
 )
-_NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `leret recipes list`.")]
+_NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="A name from `leret recipes list`.")
+]
 
-app = typer.Typer(help="List, show and copy the shipped recipes and programs.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, show and copy the shipped recipes and programs.", no_args_is_help=True
+)
 
 
 def demo(
@@ -63,18 +70,32 @@ def demo(
 
 
 def init(
-    questions: Annotated[str, typer.Option(metavar="PATH", help="Question file, folder (BEIR, MedQuAD), or hf:NAME.")],
-    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Corpus file, if it is separate.")] = None,
-    fields: Annotated[list[str] | None, typer.Option("--field", metavar="NAME=COLUMN", help=_FIELD_HELP)] = None,
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
-    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
-    program: Annotated[
-        str | None, typer.Option(metavar="FILE.py:NAME", help="Your dspy.Module. Default: a program of leret.")
+    questions: Annotated[
+        str, typer.Option(metavar="PATH", help="Question file, folder (BEIR, MedQuAD), or hf:NAME.")
+    ],
+    corpus: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Corpus file, if it is separate.")
     ] = None,
-    out: Annotated[Path, console.output_directory("Directory for sample.yaml and eval.yaml.")] = Path(),
+    fields: Annotated[
+        list[str] | None, typer.Option("--field", metavar="NAME=COLUMN", help=_FIELD_HELP)
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Weights of the served model.")
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:NAME", help="Your dspy.Module. Default: a program of leret."),
+    ] = None,
+    out: Annotated[
+        Path, console.output_directory("Directory for sample.yaml and eval.yaml.")
+    ] = Path(),
     trial: Annotated[
-        bool, typer.Option(help="Try formats on some questions, and write the best into the recipe.")
+        bool,
+        typer.Option(help="Try formats on some questions, and write the best into the recipe."),
     ] = True,
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
@@ -82,8 +103,15 @@ def init(
     sampling, evaluation = _write_starter(data, out, policy, model, weights, program, trial)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
-    console.say(raw_question(sampling) or "raw question: not measured, because no question has gold documents")
-    head = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2].partition("# Expected time:")[0]
+    console.say(
+        raw_question(sampling)
+        or "raw question: not measured, because no question has gold documents"
+    )
+    head = (
+        sampling.read_text(encoding="utf-8")
+        .partition("# Commands:\n")[2]
+        .partition("# Expected time:")[0]
+    )
     commands, _, training = head.partition("# Training:")
     for line in commands.splitlines():
         console.say(line[2:])
@@ -98,7 +126,11 @@ def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import guess_fields
 
-    data: dict[str, Any] = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
+    data: dict[str, Any] = {
+        "kind": detect_kind(questions),
+        "questions": questions,
+        "corpus": corpus,
+    }
     _recipe(data)  # checks the paths
     settings = flag_recipe({"data": data}, {}, [f"data.fields.{flag}" for flag in flags]).data
     fields = settings.model_dump(exclude_defaults=True).get("fields") or {}
@@ -108,7 +140,9 @@ def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[
         guesses = {name: column for name, column in guesses.items() if name not in fields}
         fields = FieldSettings(**fields, **guesses).model_dump(exclude_defaults=True)
         if fields:
-            console.say(f"columns: {', '.join(f'{name}: {column}' for name, column in fields.items())}")
+            console.say(
+                f"columns: {', '.join(f'{name}: {column}' for name, column in fields.items())}"
+            )
         if guesses:
             advice = "check them (--field NAME=COLUMN, or NAME= for none)"
             console.say(f"guessed from their names; {advice}: {', '.join(guesses)}")
@@ -132,28 +166,49 @@ def _write_starter(
         raise ConfigError(f"{path} already exists; choose another directory with --out")
     values = _policy_values(data, policy, model, weights)
     if program is not None and values["road"] not in ("local", "served", "small", "pretrained"):
-        raise ConfigError("--program needs a language model; add --policy MODEL, or --policy URL --model NAME")
-    values |= {"program": program, "exclude_seen": program is None or _has_search(data, values["lm"], program)}
+        raise ConfigError(
+            "--program needs a language model; add --policy MODEL, or --policy URL --model NAME"
+        )
+    values |= {
+        "program": program,
+        "exclude_seen": program is None or _has_search(data, values["lm"], program),
+    }
     report = inspect(_recipe({**data, "merge_questions": True}).data)
-    held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
-    values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
+    held_out, most = (
+        _held_out(report, data["questions"]),
+        max(report.gold, key=lambda n: (n > 0, report.gold[n])),
+    )
+    values |= {
+        "data": data,
+        "report": report,
+        "held_out": held_out,
+        "most": most,
+        "hops": most if most <= 4 else 2,
+    }
     if not any(report.gold) and values["road"] == "small" and policy not in bundled.SCOPES:
         values["road"] = "local"  # a small model that follows instructions can answer questions too
     values["answers"] = _only_answers(report, values["road"], policy, data["questions"])
-    values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
+    values["dev"] = (
+        held_out == "test" and "dev" in report.splits
+    )  # dev selects a picker's best checkpoint
     if values["road"] is None:
         values["road"] = "rerank" if most == 1 else "expand-pick"
         console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
     packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
     is_local = values["road"] == "local"
-    values["large"] = values["road"] == "served" or (is_local and not _is_small(values["lm"]["model"], _LARGE_BYTES))
+    values["large"] = values["road"] == "served" or (
+        is_local and not _is_small(values["lm"]["model"], _LARGE_BYTES)
+    )
     values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
     values |= {"sampling": paths[0], "evaluation": paths[1], "run": _free_run(out), "best": None}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
             file.write(_rendered(bundled.ROOT / folder / "init.yaml.j2", values))
-    named = values["road"] in ("local", "served", "small") and values["lm"]["model"] not in bundled.SCOPES
+    named = (
+        values["road"] in ("local", "served", "small")
+        and values["lm"]["model"] not in bundled.SCOPES
+    )
     if trial and named and report.n_documents <= _RAW_DOCUMENTS:
         values["best"] = _best_format(paths[0])
         write_atomically(paths[0], _rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
@@ -203,9 +258,13 @@ def _policy_values(
 
     served = policy is not None and "://" in policy
     if served and model is None:
-        raise ConfigError("--policy URL needs --model NAME; pass the model name that the server uses")
+        raise ConfigError(
+            "--policy URL needs --model NAME; pass the model name that the server uses"
+        )
     if (model or weights) and not served:
-        raise ConfigError("--model NAME and --weights DIR need --policy URL; add the URL or remove them")
+        raise ConfigError(
+            "--model NAME and --weights DIR need --policy URL; add the URL or remove them"
+        )
     if policy is None or policy in _PICKERS:
         return {"road": policy, "lm": {}, "weights": None}
     if policy == MINILM:
@@ -223,7 +282,9 @@ def _policy_values(
     return {"road": "served", "lm": lm, "weights": weights or (model if known else None)}
 
 
-def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: str = "--policy") -> SamplingRecipe:
+def _recipe(
+    data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: str = "--policy"
+) -> SamplingRecipe:
     from leret.config.load import flag_recipe
 
     flags = {"data.corpus": "--corpus", "policy.model": flag, "policy.urls": flag}
@@ -250,7 +311,11 @@ def raw_question(path: Path) -> str | None:
             f"--out DIR` and `leret eval-retriever DIR --questions FILE`"
         )
     arguments, k = recipe.program.arguments, recipe.retriever.k
-    n = k * arguments["hops"] if "hops" in arguments else k + arguments.get("picks", arguments.get("additions", 0))
+    n = (
+        k * arguments["hops"]
+        if "hops" in arguments
+        else k + arguments.get("picks", arguments.get("additions", 0))
+    )
     n = arguments.get("budget", n)  # passages of the search that a picker keeps
     with shown() as progress:
         report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)
@@ -263,7 +328,9 @@ def raw_question(path: Path) -> str | None:
 def _rendered(template: Path, values: Mapping[str, Any]) -> str:
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
     environment.filters["shell"] = lambda path: shlex.quote(str(path))
     environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
     return environment.from_string(template.read_text(encoding="utf-8")).render(values)
@@ -304,8 +371,14 @@ def _held_out(report: DataReport, questions: str) -> str:
     if "train" in report.splits and held_out is not None:
         return held_out
     sizes = ", ".join(f"{n} in {name}" for name, n in report.splits.items())
-    remedy = "remove `split` from the questions to split by a hash of the id" if report.own_splits else "add questions"
-    raise DataError(f"{questions} has {sizes}; leret needs questions in train and in test or dev; {remedy}")
+    remedy = (
+        "remove `split` from the questions to split by a hash of the id"
+        if report.own_splits
+        else "add questions"
+    )
+    raise DataError(
+        f"{questions} has {sizes}; leret needs questions in train and in test or dev; {remedy}"
+    )
 
 
 @app.command("list", epilog="Example: leret recipes list")
@@ -323,7 +396,9 @@ def show_recipe(name: _NameArgument) -> None:
 @app.command("copy", epilog="Example: leret recipes copy sampling/demo mine")
 def copy_recipe(
     name: _NameArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the copy.")] = Path(),
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory for the copy.")
+    ] = Path(),
 ) -> None:
     """Copy a recipe, and the programs that it can use, for editing. Existing files are not overwritten."""
     written = bundled.copy(name, directory)

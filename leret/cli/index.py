@@ -24,19 +24,28 @@ app = typer.Typer(help="Build, inspect and check search indexes.", no_args_is_he
 
 _FLAGS = {"data.kind": "--format", "data.corpus": "--corpus"}
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
-CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")]
+CorpusOption = Annotated[
+    str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")
+]
 
 
-@app.command("build", epilog="Example: leret index build --kind bm25 --corpus c.jsonl --out indexes/mine")
+@app.command(
+    "build", epilog="Example: leret index build --kind bm25 --corpus c.jsonl --out indexes/mine"
+)
 def build(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the index.")],
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe with the retriever and corpus.")
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A sampling recipe with the retriever and corpus."),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="Kind of index: bm25, tantivy, dense, colbert or hybrid.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Kind of index: bm25, tantivy, dense, colbert or hybrid.")
+    ] = None,
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    model: Annotated[str | None, typer.Option(help="Model directory or hub name (dense, colbert).")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model directory or hub name (dense, colbert).")
+    ] = None,
     overrides: RetrieverOverrides = None,
     skip_invalid: SkipInvalid = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
@@ -50,9 +59,15 @@ def build(
     changes = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides or []]
     if recipe is not None:
         flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
-        used = [flag for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items() if value is not None]
+        used = [
+            flag
+            for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items()
+            if value is not None
+        ]
         if used:
-            raise ConfigError(f"{recipe} already sets retriever and corpus; remove {', '.join(used)}, or the recipe")
+            raise ConfigError(
+                f"{recipe} already sets retriever and corpus; remove {', '.join(used)}, or the recipe"
+            )
         whole = console.sampling_recipe(recipe, changes, ("policy.model",))
         data, settings = whole.data, whole.retriever
     else:
@@ -88,7 +103,10 @@ def info(index: IndexArgument, as_json: AsJson = False) -> None:
 
 @app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
 def check(
-    index: IndexArgument, corpus: CorpusOption = None, form: FormatOption = None, skip_invalid: SkipInvalid = False
+    index: IndexArgument,
+    corpus: CorpusOption = None,
+    form: FormatOption = None,
+    skip_invalid: SkipInvalid = False,
 ) -> None:
     """Read all files of an index, open it and search it. With --corpus, check that it was built from that corpus."""
     from leret.config.load import flag_recipe
@@ -96,7 +114,9 @@ def check(
     from leret.retrieval.load import check_index
 
     if corpus is None and (form is not None or skip_invalid):
-        raise ConfigError("--format and --skip-invalid need --corpus; add --corpus PATH or remove the flags")
+        raise ConfigError(
+            "--format and --skip-invalid need --corpus; add --corpus PATH or remove the flags"
+        )
     documents = None
     if corpus is not None:
         recipe = {"data": _data(corpus, form, skip_invalid)}
@@ -106,7 +126,12 @@ def check(
 
 
 def _flag_settings(
-    kind: str | None, corpus: str | None, form: str | None, model: str | None, changes: list[str], skip_invalid: bool
+    kind: str | None,
+    corpus: str | None,
+    form: str | None,
+    model: str | None,
+    changes: list[str],
+    skip_invalid: bool,
 ) -> tuple[DataSettings, RetrieverSettings]:
     from leret.config.load import flag_recipe
     from leret.retrieval.load import model_keys
@@ -117,20 +142,35 @@ def _flag_settings(
     retriever: dict[str, Any] = {"kind": kind}
     if model is not None:
         if kind not in keys:
-            raise ConfigError(f"--kind {kind} takes no model; remove --model {model} or use --kind {'|'.join(keys)}")
+            raise ConfigError(
+                f"--kind {kind} takes no model; remove --model {model} or use --kind {'|'.join(keys)}"
+            )
         retriever[keys[kind]] = model
     elif kind in keys and not changes:
-        raise ConfigError(f"--kind {kind} needs --model, a model directory or hub name (retriever.{keys[kind]})")
+        raise ConfigError(
+            f"--kind {kind} needs --model, a model directory or hub name (retriever.{keys[kind]})"
+        )
     if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
-        raise ConfigError("--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]'")
-    flags = {**_FLAGS, "retriever.kind": "--kind", **{f"retriever.{key}": "--model" for key in keys.values()}}
+        raise ConfigError(
+            "--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]'"
+        )
+    flags = {
+        **_FLAGS,
+        "retriever.kind": "--kind",
+        **{f"retriever.{key}": "--model" for key in keys.values()},
+    }
     recipe = {"data": _data(corpus, form, skip_invalid), "retriever": retriever}
     settings = flag_recipe(recipe, flags, changes, ("data.questions",))
     return settings.data, settings.retriever
 
 
 def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:
-    return {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_invalid": skip_invalid}
+    return {
+        "kind": form or "jsonl",
+        "corpus": corpus,
+        "questions": corpus,
+        "skip_invalid": skip_invalid,
+    }
 
 
 def _exists(out: Path, planned: Manifest, force: bool) -> bool:
@@ -140,7 +180,9 @@ def _exists(out: Path, planned: Manifest, force: bool) -> bool:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / MANIFEST).is_file():
-        raise RetrievalError(f"{out} exists and is not an index; choose another directory with --out")
+        raise RetrievalError(
+            f"{out} exists and is not an index; choose another directory with --out"
+        )
     try:
         manifest = read_manifest(out)
     except RetrievalError:
@@ -163,7 +205,10 @@ def _rows(manifest: Manifest) -> dict[str, Any]:
         "corpus": manifest.corpus,
         "digest": manifest.digest,
         "versions": dict(manifest.versions),
-        **{f"setting {name}": "no" if value is False else value for name, value in manifest.settings.items()},
+        **{
+            f"setting {name}": "no" if value is False else value
+            for name, value in manifest.settings.items()
+        },
         **manifest.places,
     }
 

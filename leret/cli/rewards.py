@@ -30,9 +30,18 @@ def listing(as_json: AsJson = False) -> None:
     rows = []
     for name, function in REWARDS.items():
         settings = settings_of(function)
-        rows.append((f"{name}, {name}@k" if "k" in settings else name, ", ".join(s for s in settings if s != "k")))
-    console.table(("reward", "settings"), rows, values={"rewards": list(REWARDS), "mixers": list(MIXERS)})
-    console.say(f"mixers: {', '.join(MIXERS)}; name a custom reward as FILE.py:function or module:function")
+        rows.append(
+            (
+                f"{name}, {name}@k" if "k" in settings else name,
+                ", ".join(s for s in settings if s != "k"),
+            )
+        )
+    console.table(
+        ("reward", "settings"), rows, values={"rewards": list(REWARDS), "mixers": list(MIXERS)}
+    )
+    console.say(
+        f"mixers: {', '.join(MIXERS)}; name a custom reward as FILE.py:function or module:function"
+    )
 
 
 @app.command("test", epilog="Example: leret rewards test rewards.py:score")
@@ -54,9 +63,15 @@ def check_rewards(
         todo = {each: scoring(each) for each in REWARDS if each not in UNPROVEN}
     elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
         todo = {}
-        for spec in console.sampling_recipe(name).sampling.rewards if name.endswith(_RECIPE) else [_spec(name)]:
+        for spec in (
+            console.sampling_recipe(name).sampling.rewards
+            if name.endswith(_RECIPE)
+            else [_spec(name)]
+        ):
             whole = scoring(spec, "sampling.reward")
-            alone = {name: replace(part, weight=1.0, factor=False) for name, part in whole.parts.items()}
+            alone = {
+                name: replace(part, weight=1.0, factor=False) for name, part in whole.parts.items()
+            }
             todo |= {name: Scoring({name: part}) for name, part in alone.items()}
             todo |= {" + ".join(whole.parts): whole}
     else:
@@ -70,7 +85,9 @@ def check_rewards(
                 raise
             console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
     rows = [(proof.name, _figure(proof.gold), _figure(proof.worst)) for proof in proofs]
-    console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
+    console.table(
+        ("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]}
+    )
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
         raise ConfigError(faults)
     console.done("every reward reaches its maximum on the perfect outcome")
@@ -84,7 +101,9 @@ def rescore(
     run: RunOption,
     reward: Annotated[
         str | None,
-        typer.Option(help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: the run's reward."),
+        typer.Option(
+            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: the run's reward."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -99,14 +118,25 @@ def rescore(
 
 
 def score(
-    answers: Annotated[Path, typer.Argument(metavar="FILE", help="Answers: JSON lines, CSV, Parquet, or text lines.")],
+    answers: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Answers: JSON lines, CSV, Parquet, or text lines."),
+    ],
     references: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="References, by id or in the same order.", show_default="FILE")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="References, by id or in the same order.", show_default="FILE"
+        ),
     ] = None,
     measures: Annotated[
-        str, typer.Option(help="Names, comma-separated, or a YAML list: [f1, {similarity: {model: NAME}}].")
+        str,
+        typer.Option(
+            help="Names, comma-separated, or a YAML list: [f1, {similarity: {model: NAME}}]."
+        ),
     ] = "f1",
-    field: Annotated[str | None, typer.Option(metavar="NAME", help="Column with the answers.")] = None,
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column with the answers.")
+    ] = None,
     resamples: Annotated[int, typer.Option(min=1, help="Bootstrap resamples.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
@@ -118,7 +148,11 @@ def score(
     from leret.evaluation.score import score as stage
 
     listed = measures.lstrip()[:1] in {"[", "{"}
-    names = parse(measures, "--measures").value if listed else [name.strip() for name in measures.split(",")]
+    names = (
+        parse(measures, "--measures").value
+        if listed
+        else [name.strip() for name in measures.split(",")]
+    )
     recipe = {"measures": names, "resamples": resamples, "seed": seed}
     settings = flag_settings(EvalRecipe, recipe, {"measures": "--measures"})
     report = stage(answers, references or answers, settings, field)
@@ -126,7 +160,11 @@ def score(
     for name, value in report.measures.items():
         low, high = report.intervals[name]
         rows.append(
-            (name, "-" if value is None else f"{value:.4f}", "-" if low is None else f"[{low:.4f}, {high:.4f}]")
+            (
+                name,
+                "-" if value is None else f"{value:.4f}",
+                "-" if low is None else f"[{low:.4f}, {high:.4f}]",
+            )
         )
     title = f"{report.n_answers:,} answers in {answers}"
     console.table(("measure", "value", "95 % interval"), rows, title, values=report)
@@ -143,7 +181,9 @@ def _spec(text: str) -> str | RewardSettings:
     if text.endswith(_RECIPE):
         reward, *final = console.sampling_recipe(text).sampling.rewards
         if final:
-            console.complain("sampling.final is ignored; only step rewards are computed again", label="note: ")
+            console.complain(
+                "sampling.final is ignored; only step rewards are computed again", label="note: "
+            )
         return reward
     value = parse(text, "--reward").value if text.lstrip().startswith("{") else text
     recipe = {"data": {"kind": "world"}, "sampling": {"reward": value}}

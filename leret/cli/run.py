@@ -57,8 +57,17 @@ def train(
         return console.facts(stage.estimate(settings, directory))
     if launch is not None:
         launcher = _launched(launch)
-        stage.estimate(settings, directory)  # raises errors of the recipe once, before the processes start
-        command = [*launcher, "train", recipe, "--run", str(run), *(f"--set={value}" for value in overrides or ())]
+        stage.estimate(
+            settings, directory
+        )  # raises errors of the recipe once, before the processes start
+        command = [
+            *launcher,
+            "train",
+            recipe,
+            "--run",
+            str(run),
+            *(f"--set={value}" for value in overrides or ()),
+        ]
         if context.find_root().params.get("debug"):
             command.insert(len(launcher), "--debug")
         raise typer.Exit(_run_launcher(command))
@@ -66,7 +75,11 @@ def train(
     with shown() as progress:
         report = stage.train(settings, directory, progress=progress if first else None)
     if first:
-        console.done(f"nothing to do: {report.path} is complete" if report.already else f"trained {report.path}")
+        console.done(
+            f"nothing to do: {report.path} is complete"
+            if report.already
+            else f"trained {report.path}"
+        )
         console.facts(report)
         if settings.folder == "policies":
             console.next_command("eval", recipe, run)
@@ -112,7 +125,9 @@ def _run_launcher(command: list[str]) -> int:
 
 
 def merge(
-    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Directory of a trained adapter.")],
+    adapter: Annotated[
+        Path, typer.Argument(metavar="ADAPTER", help="Directory of a trained adapter.")
+    ],
     out: Annotated[Path, console.output_directory("Directory for the merged model, in float32.")],
     as_json: AsJson = False,
 ) -> None:
@@ -123,7 +138,9 @@ def merge(
     if out.exists():
         raise ConfigError(f"--out {out} already exists; choose another directory")
     difference = write_merged(find_model(adapter), out)
-    console.done(f"merged into {out}; maximum logit difference: {difference:.1e} of the maximum logit")
+    console.done(
+        f"merged into {out}; maximum logit difference: {difference:.1e} of the maximum logit"
+    )
     console.facts({"path": str(out), "difference": difference})
 
 
@@ -132,7 +149,9 @@ def evaluate(
     run: RunOption,
     overrides: console.EvalOverrides = None,
     dry_run: DryRun = False,
-    all_: Annotated[bool, typer.Option("--all", help="Also show every measure after each hop.")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also show every measure after each hop.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the base model, prompts, trained policies and baselines on held-out questions."""
@@ -143,7 +162,9 @@ def evaluate(
     settings = load_recipe(recipe, EvalRecipe, overrides or ())
     directory = Run.open(run)
     sampling = directory.section("sampling", "leret sample RECIPE")
-    console.warn_of_scope(sampling["policy"]["model"], sampling["data"]["kind"], sampling["program"]["path"])
+    console.warn_of_scope(
+        sampling["policy"]["model"], sampling["data"]["kind"], sampling["program"]["path"]
+    )
     from leret.evaluation.plan import estimate  # slow to import, so check the recipe first
     from leret.evaluation.stage import evaluate as stage
     from leret.viewer.report import trees
@@ -178,16 +199,27 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
 def run(
     recipes: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE", help="Sampling, training and evaluation recipes, or one file with all."),
+        typer.Argument(
+            metavar="RECIPE",
+            help="Sampling, training and evaluation recipes, or one file with all.",
+        ),
     ],
-    run: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/RECIPE")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/RECIPE")
+    ] = None,
     rounds: Annotated[
         int,
-        typer.Option(min=1, help="Number of rounds. Each round samples part of the questions with the latest policy."),
+        typer.Option(
+            min=1,
+            help="Number of rounds. Each round samples part of the questions with the latest policy.",
+        ),
     ] = 1,
     serve: Annotated[
         Literal["vllm"] | None,
-        typer.Option(help="Serve each round's policy with this engine for sampling.", show_default="no server"),
+        typer.Option(
+            help="Serve each round's policy with this engine for sampling.",
+            show_default="no server",
+        ),
     ] = None,
     overrides: Overrides = None,
     skip_invalid: SkipInvalid = False,
@@ -201,7 +233,11 @@ def run(
     from leret.optimize.rounds import run_stage, schedule
 
     recipes = _with_same_name(recipes)
-    loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, console.known_names())
+    loaded = load_all(
+        recipes,
+        (overrides or []) + ["data.skip_invalid=true"] * skip_invalid,
+        console.known_names(),
+    )
     for recipe in (recipe for recipe in loaded if isinstance(recipe, SamplingRecipe)):
         console.warn_of_scope(recipe.policy.model, recipe.data.kind, recipe.program.path)
     path = run or Path("runs") / Path(recipes[0]).stem
@@ -232,7 +268,13 @@ def _with_same_name(recipes: list[str]) -> list[str]:
     if len(recipes) > 1:
         return recipes
     file = find_recipe(recipes[0], "sampling", "training", "eval")
-    training, evaluation = (file.parent.parent / stage / file.name for stage in ("training", "eval"))
-    if file.parent.name != "sampling" or not training.is_file() or _STAGE.search(file.read_text(encoding="utf-8")):
+    training, evaluation = (
+        file.parent.parent / stage / file.name for stage in ("training", "eval")
+    )
+    if (
+        file.parent.name != "sampling"
+        or not training.is_file()
+        or _STAGE.search(file.read_text(encoding="utf-8"))
+    ):
         return recipes
     return [recipes[0], str(training), *([str(evaluation)] if evaluation.is_file() else [])]

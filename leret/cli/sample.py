@@ -34,24 +34,36 @@ def sample(
     dry_run: DryRun = False,
     as_json: AsJson = False,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Sample only shard I of N, with I from 0 to N-1.")
+        str | None,
+        typer.Option(metavar="I/N", help="Sample only shard I of N, with I from 0 to N-1."),
     ] = None,
     engine: Annotated[
         Literal["process", "ray"], typer.Option(help="Sample in this process or on a Ray cluster.")
     ] = "process",
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes for --engine ray.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes for --engine ray.")
+    ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Cluster for --engine ray: auto, HOST:PORT or ray://; default: a new cluster.")
+        str | None,
+        typer.Option(
+            help="Cluster for --engine ray: auto, HOST:PORT or ray://; default: a new cluster."
+        ),
     ] = None,
 ) -> None:
     """Try several queries at each state of a program, and reward each query."""
     from leret.core.runs import Run
 
-    settings = console.sampling_recipe(recipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
+    settings = console.sampling_recipe(
+        recipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
+    )
     if engine == "process" and (workers is not None or address is not None):
-        raise ConfigError("--workers and --address need --engine ray; add --engine ray or remove the flags")
+        raise ConfigError(
+            "--workers and --address need --engine ray; add --engine ray or remove the flags"
+        )
     if engine == "ray" and (workers is None or shard is not None):
-        raise ConfigError("--engine ray needs --workers N and cannot use --shard; add --workers N or remove --shard")
+        raise ConfigError(
+            "--engine ray needs --workers N and cannot use --shard; add --workers N or remove --shard"
+        )
     console.warn_of_scope(settings.policy.model, settings.data.kind, settings.program.path)
     from leret.sampling.estimate import estimate  # slow to import, so check the recipe first
     from leret.sampling.sharding import RayCluster, Shard, sample_shard
@@ -63,9 +75,14 @@ def sample(
         part, directory = Shard.parse(shard), Run.create(run)
         with shown() as progress:
             stats = sample_shard(settings, directory, part, progress=progress)
-        console.done(f"shard {shard}: {part.store(directory)}; merge all shards: leret sample {recipe} --run {run}")
+        console.done(
+            f"shard {shard}: {part.store(directory)}; merge all shards: leret sample {recipe} --run {run}"
+        )
         return console.facts(stats)
-    with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
+    with (
+        nullcontext() if workers is None else RayCluster(workers, address) as cluster,
+        shown() as progress,
+    ):
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
     console.done(f"nothing to do: {run} is complete" if report.already else f"sampled into {run}")
     console.facts(report)
@@ -92,8 +109,12 @@ def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
         report = try_formats(recipe, Path(cache), progress=progress, n_questions=n_questions)
     rows = []
     for tried in report.formats:
-        figures = [f"{value:.2f}" for temperature in TEMPERATURES for value in tried.measured(temperature)]
-        rows.append([tried.name, *figures, str(tried.max_tokens), str(len(tried.searches.get(0.0, ())))])
+        figures = [
+            f"{value:.2f}" for temperature in TEMPERATURES for value in tried.measured(temperature)
+        ]
+        rows.append(
+            [tried.name, *figures, str(tried.max_tokens), str(len(tried.searches.get(0.0, ())))]
+        )
         if tried.fault:
             console.complain(f"{tried.name}: {tried.fault}", "note: ")
     at_0 = ["parsed", "cut", report.reward]
@@ -109,14 +130,18 @@ def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
             f"{best.name} at temperature {best.temperature}: parsed {parsed}, cut {cut}, {report.reward} {reward}"
         )
     if not best.works:
-        console.complain("no format parses and ends at nearly all questions; the best is used", "warning: ")
+        console.complain(
+            "no format parses and ends at nearly all questions; the best is used", "warning: "
+        )
     return report
 
 
 def pairs(
     run: RunOption,
     strategy: Annotated[Strategy, typer.Option(help="How to pair samples by reward.")] = "adjacent",
-    margin: Annotated[float, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")] = 0.0,
+    margin: Annotated[
+        float, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")
+    ] = 0.0,
     max_pairs: Annotated[
         int | None, typer.Option(min=1, help="Maximum pairs per state, largest margins first.")
     ] = None,
@@ -156,7 +181,8 @@ def check(run: RunOption, as_json: AsJson = False) -> None:
 def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory to merge into.")],
     shards: Annotated[
-        list[Path] | None, typer.Argument(metavar="SHARD", help="Run directories from other machines.")
+        list[Path] | None,
+        typer.Argument(metavar="SHARD", help="Run directories from other machines."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -165,7 +191,9 @@ def merge(
     from leret.sampling.store.merge import merge_shards
 
     counts = merge_shards(Run.open(run), shards or ())
-    console.done(f"merged; sample the remaining questions and build preferences with: leret sample RECIPE --run {run}")
+    console.done(
+        f"merged; sample the remaining questions and build preferences with: leret sample RECIPE --run {run}"
+    )
     console.facts(counts)
 
 
@@ -174,16 +202,24 @@ def export(
     run: RunOption,
     out: Annotated[Path, console.output_file("Output file; - for stdout (jsonl only).")],
     to: Annotated[
-        Literal["jsonl", "parquet"] | None, typer.Option(help="File format; default: by FILE's ending, else jsonl.")
+        Literal["jsonl", "parquet"] | None,
+        typer.Option(help="File format; default: by FILE's ending, else jsonl."),
     ] = None,
-    messages: Annotated[bool, typer.Option("--messages", help="Include each sample's messages.")] = False,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Include each sample's messages.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing FILE.")] = False,
     form: Annotated[
         Literal["samples", "sft", "kto", "grpo", "rl", "retriever"],
-        typer.Option(help="All samples; rows for TRL's trainers; tokens (rl); or documents with scores (retriever)."),
+        typer.Option(
+            help="All samples; rows for TRL's trainers; tokens (rl); or documents with scores (retriever)."
+        ),
     ] = "samples",
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Tokenizer of a policy that was sampled on a server (--form rl).")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Tokenizer of a policy that was sampled on a server (--form rl)."
+        ),
     ] = None,
 ) -> None:
     """Export one row per sample (question, step, completion, query, ranking, reward, error), or rows for a trainer."""
@@ -202,7 +238,9 @@ def export(
         console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} saved to {out}")
 
 
-def _trainer_rows(run: Run, form: str, tokenizer: Path | None) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
+def _trainer_rows(
+    run: Run, form: str, tokenizer: Path | None
+) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
     """Return the rows of a form for trainers, and the types of their columns."""
     from leret.sampling.store.export import message_column
     from leret.training.algorithms import kto, sft
@@ -222,5 +260,7 @@ def _trainer_rows(run: Run, form: str, tokenizer: Path | None) -> tuple[Iterator
     else:
         algorithm = sft.SFT if form == "sft" else kto.KTO
         recipe = algorithm.settings.model_validate({"algorithm": form})
-        rows, columns = completion_rows(algorithm.examples(recipe, RunSamples(run)), labelled=form == "kto")
+        rows, columns = completion_rows(
+            algorithm.examples(recipe, RunSamples(run)), labelled=form == "kto"
+        )
     return rows, {**columns, "prompt": message_column(run.store)}

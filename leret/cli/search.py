@@ -35,7 +35,15 @@ def search(
     if as_json:
         rows = []
         for rank, p in enumerate(ranking, start=1):
-            rows.append({"rank": rank, "doc_id": p.doc_id, "title": p.title, "text": p.text, "score": p.score})
+            rows.append(
+                {
+                    "rank": rank,
+                    "doc_id": p.doc_id,
+                    "title": p.title,
+                    "text": p.text,
+                    "score": p.score,
+                }
+            )
         console.facts({"query": query, "ranking": rows})
     elif ranking:
         _show_ranking(ranking, query)
@@ -56,7 +64,12 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
     for rank, passage in enumerate(ranking, start=1):
         id, title = passage.doc_id, passage.title
         name = _marked(id if title in {"", id} else f"{title} ({id})", pattern)
-        table.add_row(str(rank), f"{passage.score:.4g}", name, _marked(_excerpt(passage.text, pattern), pattern))
+        table.add_row(
+            str(rank),
+            f"{passage.score:.4g}",
+            name,
+            _marked(_excerpt(passage.text, pattern), pattern),
+        )
     console.draw(table)
 
 
@@ -70,7 +83,11 @@ def _pattern(query: str) -> Any:
 def _excerpt(text: str, pattern: Any) -> str:
     """Shorten a text for the table, starting shortly before the first query word."""
     first = pattern.search(text)
-    start = max(0, first.start() - _SHOWN // 4) if first is not None and first.start() > _SHOWN // 2 else 0
+    start = (
+        max(0, first.start() - _SHOWN // 4)
+        if first is not None and first.start() > _SHOWN // 2
+        else 0
+    )
     end = start + _SHOWN
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
 
@@ -85,12 +102,16 @@ def _marked(text: str, pattern: Any) -> Text:
 
 def eval_retriever(
     index: IndexOrUrl,
-    questions: Annotated[str, typer.Option(metavar="PATH", help="Question file with relevant documents, or hf:NAME.")],
-    measures: Annotated[str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")] = (
-        "R@10,AP"
-    ),
+    questions: Annotated[
+        str, typer.Option(metavar="PATH", help="Question file with relevant documents, or hf:NAME.")
+    ],
+    measures: Annotated[
+        str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")
+    ] = ("R@10,AP"),
     overrides: DataOverrides = None,
-    out: Annotated[Path | None, console.output_directory("Directory for TREC files and summary.json.")] = None,
+    out: Annotated[
+        Path | None, console.output_directory("Directory for TREC files and summary.json.")
+    ] = None,
     token_env: TokenEnv = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,7 +132,11 @@ def eval_retriever(
     if out is not None:
         report.save(out)
     rows = [
-        (name, f"{value:.4f}", f"[{report.intervals[name][0]:.4f}, {report.intervals[name][1]:.4f}]")
+        (
+            name,
+            f"{value:.4f}",
+            f"[{report.intervals[name][0]:.4f}, {report.intervals[name][1]:.4f}]",
+        )
         for name, value in report.measures.items()
     ]
     title = f"{len(tasks):,} questions, {index} ({retriever.engine})"
@@ -121,7 +146,9 @@ def eval_retriever(
     rate = len(tasks) / max(report.seconds, 1e-9)
     console.say(f"at most {report.depth} documents per question; {rate:,.0f} questions/s")
     if out is not None:
-        console.done(f"{out}/run.trec  {out}/qrels.trec  {out}/summary.json  {out}/per_question.jsonl")
+        console.done(
+            f"{out}/run.trec  {out}/qrels.trec  {out}/summary.json  {out}/per_question.jsonl"
+        )
 
 
 def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> list[Task]:
@@ -130,10 +157,16 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     from leret.datasets.load import load_tasks
 
     kinds = [override for override in overrides if override.startswith("data.kind=")]
-    data = {"kind": "jsonl" if kinds else detect_kind(questions), "questions": questions, "split": "all"}
+    data = {
+        "kind": "jsonl" if kinds else detect_kind(questions),
+        "questions": questions,
+        "split": "all",
+    }
     flags = {"data.questions": "--questions"}
     settings = flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data
     documents = retriever.table()
-    tasks = load_tasks(settings, *((frozenset(documents), documents.parents) if documents is not None else ()))
+    tasks = load_tasks(
+        settings, *((frozenset(documents), documents.parents) if documents is not None else ())
+    )
     console.warn_of_skipped(questions, tasks.skipped)
     return list(tasks)

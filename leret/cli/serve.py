@@ -21,26 +21,47 @@ _WATCH_S = 0.25
 
 @app.command("policy", epilog="Example: leret serve policy ipo --run runs/mine --engine vllm")
 def policy(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="Model, policy directory, demo, or policy of --run.")],
+    policy: Annotated[
+        str,
+        typer.Argument(metavar="POLICY", help="Model, policy directory, demo, or policy of --run."),
+    ],
     extra: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments for the engine, after --.")
+        list[str] | None,
+        typer.Argument(metavar="ARGUMENT", help="Arguments for the engine, after --."),
     ] = None,
-    engine: Annotated[Literal["vllm", "tgi"], typer.Option(help="Server software to start.")] = "vllm",
+    engine: Annotated[
+        Literal["vllm", "tgi"], typer.Option(help="Server software to start.")
+    ] = "vllm",
     run: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory. POLICY is then base or a policy of the run.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Run directory. POLICY is then base or a policy of the run."
+        ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    name: Annotated[str | None, typer.Option(help="Model name in requests.", show_default="POLICY-DIGEST")] = None,
-    executable: Annotated[str | None, typer.Option(help="Engine executable.", show_default="from PATH")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model first.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Model name in requests.", show_default="POLICY-DIGEST")
+    ] = None,
+    executable: Annotated[
+        str | None, typer.Option(help="Engine executable.", show_default="from PATH")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge an adapter into its base model first.")
+    ] = False,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VAR", help="Variable with the API key for clients.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds until the server is ready.")] = 600.0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds to wait on exit before killing the server.")] = 15.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Maximum seconds until the server is ready.")
+    ] = 600.0,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait on exit before killing the server.")
+    ] = 15.0,
     log: Annotated[Path | None, output_file("File for the server's output.")] = None,
-    dry: Annotated[bool, typer.Option("--print", help="Print the command without running it.")] = False,
+    dry: Annotated[
+        bool, typer.Option("--print", help="Print the command without running it.")
+    ] = False,
 ) -> None:
     """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""
     from leret.core.runs import Run
@@ -51,7 +72,14 @@ def policy(
     served = resolve_policy(policy, None if run is None else Run.open(run), name)
     at = Listening(host, port or free_port(host))
     planned = plan(
-        served, engine, at, executable=executable, extra=extra or (), merge=merge, api_key_env=api_key_env, dry=dry
+        served,
+        engine,
+        at,
+        executable=executable,
+        extra=extra or (),
+        merge=merge,
+        api_key_env=api_key_env,
+        dry=dry,
     )
     say(planned.line)
     if dry:
@@ -80,18 +108,29 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 @app.command("retriever", epilog="Example: leret serve retriever indexes/mine --port 8893")
 def retriever(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="An index directory; see `leret index build`.")],
+    index: Annotated[
+        str, typer.Argument(metavar="INDEX", help="An index directory; see `leret index build`.")
+    ],
     host: Host = "127.0.0.1",
     port: Port = 8893,
     token_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable with the token for clients.")
+        str | None,
+        typer.Option(metavar="VAR", help="Environment variable with the token for clients."),
     ] = None,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Maximum queued queries; more get status 503.")] = 1024,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Maximum queued queries; more get status 503.")
+    ] = 1024,
     max_batch: Annotated[int, typer.Option(min=1, help="Maximum queries per batch.")] = 64,
     max_k: Annotated[int, typer.Option(min=1, help="Maximum documents per query.")] = 1000,
-    max_documents: Annotated[int, typer.Option(min=1, help="Maximum documents per request.")] = 64_000,
-    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Maximum request size in megabytes.")] = 4.0,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds to finish open requests on exit.")] = 10.0,
+    max_documents: Annotated[
+        int, typer.Option(min=1, help="Maximum documents per request.")
+    ] = 64_000,
+    max_body_mb: Annotated[
+        float, typer.Option(min=0.001, help="Maximum request size in megabytes.")
+    ] = 4.0,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds to finish open requests on exit.")
+    ] = 10.0,
 ) -> None:
     """Serve an index to dspy.ColBERTv2, leret's remote retriever (kind: remote) and search-RL projects."""
     from leret.http.endpoints import ApiKey
@@ -102,14 +141,19 @@ def retriever(
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not is_loopback(host):
-        complain(f"--host {host} lets every machine on the network search; set a token with --token-env", "warning: ")
+        complain(
+            f"--host {host} lets every machine on the network search; set a token with --token-env",
+            "warning: ",
+        )
     loaded = open_retriever(index)
     settings = ServerSettings(
         token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,
         max_body=int(max_body_mb * (1 << 20)),
     )  # fmt: skip
     server = RetrieverServer(loaded, settings)
-    loaded.retriever.search(["warm up"], 1)  # the first search is slow: it compiles code and maps files
+    loaded.retriever.search(
+        ["warm up"], 1
+    )  # the first search is slow: it compiles code and maps files
 
     def ready(url: str) -> None:
         documents = "" if loaded.documents is None else f", {loaded.documents:,} documents"

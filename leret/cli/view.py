@@ -14,11 +14,17 @@ from leret.cli.serve import is_loopback
 
 
 def view(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the main one first.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the main one first.")
+    ],
     host: Host = "127.0.0.1",
     port: Port = 0,
-    static: Annotated[Path | None, output_directory("Write the pages to a new directory instead.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="With --static: maximum questions, sampled and evaluated.")] = 500,
+    static: Annotated[
+        Path | None, output_directory("Write the pages to a new directory instead.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="With --static: maximum questions, sampled and evaluated.")
+    ] = 500,
 ) -> None:
     """Show runs in a browser: the tree of samples of each question, pairs, trainings and evaluated systems."""
     import asyncio  # imported late to keep `leret --help` fast
@@ -46,7 +52,9 @@ def view(
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
-    evaluation: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the evaluation, as in dev.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the evaluation, as in dev.")
+    ] = None,
 ) -> None:
     """Write a run's report again, with its trainings, its last evaluation, and trees of selected questions."""
     from leret.core.runs import Run

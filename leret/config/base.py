@@ -38,9 +38,13 @@ class KindSettings(Settings):
     A class that does not fix ``kind`` validates to an instance of the subclass that the ``kind`` key selects.
     """
 
-    tag: ClassVar[str] = "kind"  # key that selects the kind; each subclass annotates it with a Literal
+    tag: ClassVar[str] = (
+        "kind"  # key that selects the kind; each subclass annotates it with a Literal
+    )
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
-    table: ClassVar[Mapping[str, Any]] = {}  # by kind: an entry with the class in ``settings``; set by its module
+    table: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # by kind: an entry with the class in ``settings``; set by its module
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
@@ -48,7 +52,9 @@ class KindSettings(Settings):
         if not cls.model_fields[cls.tag].is_required():
             return (cls,)
         if cls.table:
-            return tuple(entry.settings for entry in cls.table.values() if issubclass(entry.settings, cls))
+            return tuple(
+                entry.settings for entry in cls.table.values() if issubclass(entry.settings, cls)
+            )
         kinds = (kind for subclass in cls.__subclasses__() for kind in subclass.kinds())
         return tuple({kind.model_fields[cls.tag].default: kind for kind in kinds}.values())
 
@@ -149,7 +155,10 @@ def free_keys(recipe: Any) -> frozenset[str]:
                     continue
                 if not list(models_in(field.annotation)):
                     deciding.add(key)
-                walk(field.annotation, f"{key}.*." if get_origin(field.annotation) is dict else f"{key}.")
+                walk(
+                    field.annotation,
+                    f"{key}.*." if get_origin(field.annotation) is dict else f"{key}.",
+                )
 
     walk(recipe, "")
     return frozenset(free - deciding)
@@ -169,12 +178,17 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
         if isinstance(value, tuple):
             return tuple(changed(item, mark, (*key, i)) for i, item in enumerate(value))
         if isinstance(value, dict):
-            return type(value)({name: changed(item, mark, (*key, name)) for name, item in value.items()})
+            return type(value)(
+                {name: changed(item, mark, (*key, name)) for name, item in value.items()}
+            )
         return value
 
     marks = _path_marks(type(settings))
     return settings.model_copy(
-        update={name: changed(getattr(settings, name), mark, (*key, name)) for name, mark in marks.items()}
+        update={
+            name: changed(getattr(settings, name), mark, (*key, name))
+            for name, mark in marks.items()
+        }
     )
 
 
@@ -187,7 +201,11 @@ def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
     """Return settings as JSON values, with existing paths relative to ``directory``."""
 
     def relative(key: Key, path: str, mark: RecipePath) -> str:
-        return os.path.relpath(path, directory) if Path(path).exists() and path not in mark.names else path
+        return (
+            os.path.relpath(path, directory)
+            if Path(path).exists() and path not in mark.names
+            else path
+        )
 
     return with_paths(settings, relative).model_dump(mode="json")
 
@@ -197,7 +215,11 @@ def resolve_paths(settings: M, directory: Path) -> M:
 
     def absolute(key: Key, path: str, mark: RecipePath) -> str:
         place = directory / path
-        return path if path in mark.names or not (place.exists() or mark.may_be_missing) else str(place.resolve())
+        return (
+            path
+            if path in mark.names or not (place.exists() or mark.may_be_missing)
+            else str(place.resolve())
+        )
 
     return with_paths(settings, absolute)
 
@@ -222,12 +244,19 @@ def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
         for part in get_args(annotation):
             yield from marks(part)
 
-    return next((mark for mark in (*field.metadata, *marks(field.annotation)) if isinstance(mark, kind)), None)
+    return next(
+        (mark for mark in (*field.metadata, *marks(field.annotation)) if isinstance(mark, kind)),
+        None,
+    )
 
 
 def _without_key(value: Any) -> Any:
-    if "@" in str(value) or "?" in str(value):  # the message omits the value, which may contain a key
-        raise ValueError("must not contain user, password or query; set api_key_env or token_env instead")
+    if "@" in str(value) or "?" in str(
+        value
+    ):  # the message omits the value, which may contain a key
+        raise ValueError(
+            "must not contain user, password or query; set api_key_env or token_env instead"
+        )
     return value
 
 

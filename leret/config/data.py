@@ -26,16 +26,27 @@ class DataSettings(KindSettings):
 
     kind: str
     split: Split = Field("train", description="split to sample; `leret eval` has its own key")
-    limit: Annotated[PositiveInt | None, Free()] = Field(None, description="maximum number of questions from the split")
+    limit: Annotated[PositiveInt | None, Free()] = Field(
+        None, description="maximum number of questions from the split"
+    )
     part: Annotated[str | None, Free()] = Field(
-        None, pattern=r"^\d+/\d+$", description="I/N: every N-th question within `limit`, starting at index I (from 0)"
+        None,
+        pattern=r"^\d+/\d+$",
+        description="I/N: every N-th question within `limit`, starting at index I (from 0)",
     )
     gold: Literal["document", "parent"] = Field(
-        "document", description="ids in relevant_doc_ids: documents of the corpus, or parents of its chunks"
+        "document",
+        description="ids in relevant_doc_ids: documents of the corpus, or parents of its chunks",
     )
-    seed: int = Field(0, description="seed for the split, the choice under `limit`, and the generated world")
-    skip_invalid: Annotated[bool, Free()] = Field(False, description="skip and count invalid records")
-    merge_questions: bool = Field(False, description="merge equal questions, with all their answers and gold documents")
+    seed: int = Field(
+        0, description="seed for the split, the choice under `limit`, and the generated world"
+    )
+    skip_invalid: Annotated[bool, Free()] = Field(
+        False, description="skip and count invalid records"
+    )
+    merge_questions: bool = Field(
+        False, description="merge equal questions, with all their answers and gold documents"
+    )
 
     @property
     def corpus_file(self) -> str | None:
@@ -46,7 +57,9 @@ class DataSettings(KindSettings):
     def _is_a_part(cls, value: str | None) -> str | None:
         index, count = map(int, (value or "0/1").split("/"))
         if index >= count:
-            raise ValueError(f"{value}: part {index} of {count} does not exist; parts start at 0, as in 0/{count or 2}")
+            raise ValueError(
+                f"{value}: part {index} of {count} does not exist; parts start at 0, as in 0/{count or 2}"
+            )
         return value
 
     @model_validator(mode="wrap")
@@ -54,14 +67,20 @@ class DataSettings(KindSettings):
     def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if cls is not DataSettings or not isinstance(values, Mapping):
             return handler(values)
-        kinds = {name: kind for kind in cls.kinds() for name in get_args(kind.model_fields["kind"].annotation)}
+        kinds = {
+            name: kind
+            for kind in cls.kinds()
+            for name in get_args(kind.model_fields["kind"].annotation)
+        }
         settings: type[Any] = kinds.get(str(values.get("kind", cls.default_kind)), FileSettings)
         kind: Self = settings.model_validate(values)
         return kind
 
 
 class _Files(DataSettings):
-    corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(None, description="path or hf:NAME")
+    corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(
+        None, description="path or hf:NAME"
+    )
     questions: Annotated[str, Free(), RecipePath("question file")] = Field(
         description="path or hf:NAME; use --set data.questions=FILE, or write a recipe for your files with `leret init`"
     )
@@ -76,7 +95,9 @@ class FieldSettings(Settings):
 
     id: str | None = None
     question: str | None = None
-    inputs: dict[str, str] = Field(default_factory=dict, description="columns by input name of the program")
+    inputs: dict[str, str] = Field(
+        default_factory=dict, description="columns by input name of the program"
+    )
     answer: str | None = None
     answers: str | None = None
     relevant_doc_ids: str | None = None
@@ -98,7 +119,9 @@ class FileSettings(_Files):
     @model_validator(mode="after")
     def _maps_fields(self) -> Self:
         if self.kind != "jsonl" and self.fields:
-            raise ValueError(f"data.fields applies to kind jsonl, not to {self.kind}; remove it, or change data.kind")
+            raise ValueError(
+                f"data.fields applies to kind jsonl, not to {self.kind}; remove it, or change data.kind"
+            )
         return self
 
 
@@ -106,12 +129,19 @@ class BabilongSettings(_Files):
     """bAbI stories, with sentences from books inserted between the facts."""
 
     kind: Literal["babilong"] = "babilong"
-    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field((), description="books (text files)")
-    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
-        None, description="sentences per task (facts plus noise), or a list to draw from per task; None: no noise"
+    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field(
+        (), description="books (text files)"
     )
-    facts: PositiveInt | None = Field(None, description="maximum story length in sentences; None: min(sentences)")
-    noise_seed: int = Field(0, description="seed for the positions of the facts and the choice of noise")
+    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
+        None,
+        description="sentences per task (facts plus noise), or a list to draw from per task; None: no noise",
+    )
+    facts: PositiveInt | None = Field(
+        None, description="maximum story length in sentences; None: min(sentences)"
+    )
+    noise_seed: int = Field(
+        0, description="seed for the positions of the facts and the choice of noise"
+    )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -120,7 +150,9 @@ class BabilongSettings(_Files):
     @model_validator(mode="after")
     def _has_noise(self) -> Self:
         if self.sentences and not self.noise:
-            raise ValueError("data.noise is missing, but data.sentences needs noise; add a book (text file)")
+            raise ValueError(
+                "data.noise is missing, but data.sentences needs noise; add a book (text file)"
+            )
         return self
 
 

@@ -6,7 +6,14 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializeAsAny,
+    field_validator,
+    model_validator,
+)
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.policy import PickerSettings, PolicySettings
@@ -28,57 +35,80 @@ class ReaderSettings(Settings):
     policy: SerializeAsAny[PolicySettings] = Field(description="an LM of any kind")
     passages: PositiveInt = Field(6, description="passages to read, best first")
     words: PositiveInt = Field(100, description="words to read of each passage")
-    instruction: str | None = Field(None, description="end of the prompt; None: Answer in a few words.")
+    instruction: str | None = Field(
+        None, description="end of the prompt; None: Answer in a few words."
+    )
 
     @field_validator("policy")
     @classmethod
     def _writes(cls, policy: PolicySettings) -> PolicySettings:
         if isinstance(policy, PickerSettings):
-            raise ValueError(f"kind {policy.kind} is a picker, which cannot write answers; choose an LM")
+            raise ValueError(
+                f"kind {policy.kind} is a picker, which cannot write answers; choose an LM"
+            )
         return policy
 
 
 class EvalRecipe(Settings):
     """The recipe of `leret eval`, which compares systems on held-out questions."""
 
-    evaluation: str | None = Field(None, pattern=r"^\w[\w.-]*$", description="name; None: built from split and file")
+    evaluation: str | None = Field(
+        None, pattern=r"^\w[\w.-]*$", description="name; None: built from split and file"
+    )
     split: Literal["dev", "test", "all"] = "test"
     limit: Annotated[PositiveInt | None, Free()] = None
-    questions: Annotated[str | None, RecipePath("question file")] = Field(None, description="replaces the run's file")
+    questions: Annotated[str | None, RecipePath("question file")] = Field(
+        None, description="replaces the run's file"
+    )
     data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[str, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
         description="names of systems; bank: the base policy with each few-shot prompt; policies: all trained policies",
     )
     demos: Annotated[
-        dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]], Free()
-    ] = Field(default_factory=dict, description="extra systems: prompt file, DSPy state file or saved program by name")
+        dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]],
+        Free(),
+    ] = Field(
+        default_factory=dict,
+        description="extra systems: prompt file, DSPy state file or saved program by name",
+    )
     actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
         default_factory=dict, description="extra systems: policy or picker by name"
     )
     retrievers: Annotated[dict[RetrieverName, OtherRetriever], Free()] = Field(
-        default_factory=dict, description="other retrievers by name; each system is also evaluated as SYSTEM@NAME"
+        default_factory=dict,
+        description="other retrievers by name; each system is also evaluated as SYSTEM@NAME",
     )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict, description="policies in place of the run's, by predictor; trained policies are kept"
+        default_factory=dict,
+        description="policies in place of the run's, by predictor; trained policies are kept",
     )
     measures: Annotated[tuple[str | RewardSettings, ...], Free()] = Field(
         ("recall", "ap"), description="names, or settings by name as in the parts of a reward"
     )
     choose_on: Literal["dev"] | None = Field(
-        None, description="choose the final policy by recall (or the first measure that applies); None: the last policy"
+        None,
+        description="choose the final policy by recall (or the first measure that applies); None: the last policy",
     )
-    baseline: Annotated[str, Free()] = Field("base", description="system to compare all other systems with")
-    reader: ReaderSettings | None = Field(None, description="LM that writes the answers of all systems")
+    baseline: Annotated[str, Free()] = Field(
+        "base", description="system to compare all other systems with"
+    )
+    reader: ReaderSettings | None = Field(
+        None, description="LM that writes the answers of all systems"
+    )
     temperature: float = Field(0.0, ge=0)
     dtype: Annotated[Literal["float32"] | None, Free()] = Field(
         "float32",
         description="precision of local policies; in float32, batches do not change a completion; None: theirs",
     )
-    samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question to average at temperature > 0")
+    samples: Annotated[PositiveInt, Free()] = Field(
+        1, description="runs per question to average at temperature > 0"
+    )
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="bootstrap resamples")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
-    examples: Annotated[NonNegativeInt, Free()] = Field(10, description="questions with the largest gains and losses")
+    examples: Annotated[NonNegativeInt, Free()] = Field(
+        10, description="questions with the largest gains and losses"
+    )
     seed: int = 0
 
     @field_validator("measures", mode="before")
@@ -88,8 +118,12 @@ class EvalRecipe(Settings):
         listed = [measures] if isinstance(measures, dict) else measures
         sections: list[Any] = []
         for one in listed if isinstance(listed, list | tuple) else ():
-            if isinstance(one, dict) and "parts" not in one:  # else a name, or a section that `model_dump` wrote
-                sections += [name if part is None else {"parts": {name: part}} for name, part in one.items()]
+            if (
+                isinstance(one, dict) and "parts" not in one
+            ):  # else a name, or a section that `model_dump` wrote
+                sections += [
+                    name if part is None else {"parts": {name: part}} for name, part in one.items()
+                ]
             else:
                 sections.append(one)
         return sections or measures
@@ -99,13 +133,17 @@ class EvalRecipe(Settings):
         for section in self.measures:
             for name, part in {} if isinstance(section, str) else section.parts.items():
                 if part.weight != 1 or part.factor:
-                    raise ValueError(f"measures: {name} has weight or factor, which only rewards have; remove it")
+                    raise ValueError(
+                        f"measures: {name} has weight or factor, which only rewards have; remove it"
+                    )
         return self
 
     @property
     def specs(self) -> dict[str, str | RewardSettings]:
         """Measures by name."""
-        return {one if isinstance(one, str) else next(iter(one.parts)): one for one in self.measures}
+        return {
+            one if isinstance(one, str) else next(iter(one.parts)): one for one in self.measures
+        }
 
     @property
     def evaluation_name(self) -> str | None:

@@ -31,7 +31,11 @@ Clash = tuple[tuple[str, ...], str]
 Check = Callable[[Recipe], Iterable[Clash]] | None
 """Finds unknown names in a recipe. Higher packages provide it, because they have the tables of known names."""
 
-_FOLDERS: dict[Any, str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
+_FOLDERS: dict[Any, str] = {
+    SamplingRecipe: "sampling",
+    TrainingRecipe: "training",
+    EvalRecipe: "eval",
+}
 _SECTIONS: dict[Any, str] = {TrainingRecipe: "train.", EvalRecipe: "eval."}
 _STAGES = ("train", "eval")
 """Sections of a file that describes a whole run."""
@@ -56,15 +60,22 @@ def load_recipe(
     parts = _parts(_read(file), file)
     recipes = [placed for stage, placed in parts if stage in {None, model}]
     if len(recipes) > 1:
-        raise ConfigError(f"{file} has {len(recipes)} recipes for `leret {_COMMANDS[model]}`; run all with `leret run`")
+        raise ConfigError(
+            f"{file} has {len(recipes)} recipes for `leret {_COMMANDS[model]}`; run all with `leret run`"
+        )
     if not recipes:
         stages = ", ".join(f"a recipe for `leret {_COMMANDS[stage]}`" for stage, _ in parts)
-        raise ConfigError(f"{file} contains {stages}, not for `leret {_COMMANDS[model]}`; name another recipe")
+        raise ConfigError(
+            f"{file} contains {stages}, not for `leret {_COMMANDS[model]}`; name another recipe"
+        )
     return _checked(recipes[0], model, file.resolve().parent, overrides, optional, check)
 
 
 def flag_recipe(
-    value: dict[str, Any], flags: Mapping[str, str], overrides: Sequence[str] = (), optional: Collection[str] = ()
+    value: dict[str, Any],
+    flags: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    optional: Collection[str] = (),
 ) -> SamplingRecipe:
     """Check a sampling recipe built from command-line flags. ``flags`` gives the flag for dotted keys of ``value``."""
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
@@ -87,11 +98,15 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
     """Return ``path`` if the file exists, else the shipped recipe with this name in the first folder that has one."""
     file = Path(path)
     if file.is_dir():
-        raise ConfigError(f"{path} is a directory; name a recipe in the directory, as in {file / 'NAME.yaml'}")
+        raise ConfigError(
+            f"{path} is a directory; name a recipe in the directory, as in {file / 'NAME.yaml'}"
+        )
     return file if file.is_file() else shipped.find(str(path), *folders)
 
 
-def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
+def load_all(
+    paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None
+) -> list[Recipe]:
     """Read recipes of several stages. Overrides apply to all recipes with the key (``train.seed=1``: training only).
 
     A short name that several stages share (``demo``) means sampling if it comes first, and a later stage otherwise.
@@ -101,7 +116,9 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
     matched: set[str] = set()
     for i, path in enumerate(paths):
         try:
-            file = find_recipe(path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling")))
+            file = find_recipe(
+                path, *(_FOLDERS.values() if i == 0 else ("training", "eval", "sampling"))
+            )
             parts = _parts(_read(file), file)
         except ConfigError as error:
             problems += error.problems
@@ -111,18 +128,43 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
                 if stage is None:
                     keys = ", ".join(sorted(placed.value)) or "none"
                     advice = "add `data` to sample, `algorithm` to train, or `systems` or `measures` to evaluate"
-                    raise ConfigError(f"{file}: the keys of this recipe ({keys}) do not identify its stage; {advice}")
-                plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
-                fitting = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
+                    raise ConfigError(
+                        f"{file}: the keys of this recipe ({keys}) do not identify its stage; {advice}"
+                    )
+                plain = {
+                    override: override.removeprefix(_SECTIONS.get(stage, ""))
+                    for override in overrides
+                }
+                fitting = {
+                    override: key
+                    for override, key in plain.items()
+                    if _has_place(stage, placed.value, key)
+                }
                 matched |= set(fitting)
-                recipes.append(_checked(placed, stage, file.resolve().parent, list(fitting.values()), (), check))
+                recipes.append(
+                    _checked(
+                        placed, stage, file.resolve().parent, list(fitting.values()), (), check
+                    )
+                )
             except ConfigError as error:
                 problems += error.problems
-    unmatched = [override for override in overrides if override not in matched] if recipes or matched else []
+    unmatched = (
+        [override for override in overrides if override not in matched]
+        if recipes or matched
+        else []
+    )
     known = {key for stage in _FOLDERS for key in _keys((stage, *models_in(stage)))}
     for override in unmatched:
-        first = override.removeprefix("train.").removeprefix("eval.").partition("=")[0].partition(".")[0].strip()
-        problems.append(f"--set {override}: no recipe has key {first!r}{nearest(first, known - {first})}; fix it")
+        first = (
+            override.removeprefix("train.")
+            .removeprefix("eval.")
+            .partition("=")[0]
+            .partition(".")[0]
+            .strip()
+        )
+        problems.append(
+            f"--set {override}: no recipe has key {first!r}{nearest(first, known - {first})}; fix it"
+        )
     if problems:
         raise ConfigError(problems)
     return recipes
@@ -133,7 +175,11 @@ def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
     first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
     if first not in _keys(sections(stage, (), value)):
         return False
-    inner = _keys(sections(stage, ("data",), value)) if first == "data" and stage is not SamplingRecipe else set()
+    inner = (
+        _keys(sections(stage, ("data",), value))
+        if first == "data" and stage is not SamplingRecipe
+        else set()
+    )
     return not rest or not inner or rest[0] in inner
 
 
@@ -166,8 +212,14 @@ def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
     parts: list[tuple[Any, Placed]] = [(SamplingRecipe, whole)] if sampling else []
     for stage, key, value in inner:
         if not isinstance(value, dict):
-            raise ConfigError(f"{placed.label(key)}: {value!r} is not a recipe; write `key: value` lines")
-        places = {other[len(key) :]: place for other, place in placed.places.items() if other[: len(key)] == key}
+            raise ConfigError(
+                f"{placed.label(key)}: {value!r} is not a recipe; write `key: value` lines"
+            )
+        places = {
+            other[len(key) :]: place
+            for other, place in placed.places.items()
+            if other[: len(key)] == key
+        }
         parts.append((stage, Placed(value, places)))
     return parts
 
@@ -176,7 +228,9 @@ def _read(file: Path) -> Placed:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+        raise ConfigError(
+            f"{file}: not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{file} cannot be read ({error.strerror}); name another file") from error
     placed = parse(text, str(file))
@@ -229,12 +283,16 @@ def _override(placed: Placed, override: str) -> list[str]:
         if section.get(part) is None:
             section[part] = {}
         if not isinstance(section[part], dict):
-            return [f"--set {override}: {'.'.join(parts[:depth])} is {section[part]!r}, not a section; fix the key"]
+            return [
+                f"--set {override}: {'.'.join(parts[:depth])} is {section[part]!r}, not a section; fix the key"
+            ]
         placed.places.setdefault(tuple(parts[:depth]), "--set")
         section = section[part]
     section[parts[-1]] = value
     key = tuple(parts)
-    placed.places = {k: place for k, place in placed.places.items() if k[: len(key)] != key} | {key: "--set"}
+    placed.places = {k: place for k, place in placed.places.items() if k[: len(key)] != key} | {
+        key: "--set"
+    }
     return []
 
 
@@ -246,7 +304,9 @@ def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> Sampli
     except ValidationError as error:
         placed = Placed(section, {(): f"{run.manifest_path}: sampling"})
         faults = "; ".join(problems_of(error, SamplingRecipe, placed))
-        raise RunError(f"{faults}; another version of leret wrote run.yaml, or it was edited; fix run.yaml") from error
+        raise RunError(
+            f"{faults}; another version of leret wrote run.yaml, or it was edited; fix run.yaml"
+        ) from error
 
 
 def _validate(placed: Placed, model: type[R]) -> tuple[R | None, list[str], set[Key]]:
@@ -276,7 +336,9 @@ def _messages(
     """Yield messages about the clashes of which no key is faulty and the first is not optional."""
     for names, message in clashes:
         parts = [tuple(name.split(".")) for name in names]
-        if names[0] not in optional and not any(part[: len(bad)] == bad for part in parts for bad in faulty):
+        if names[0] not in optional and not any(
+            part[: len(bad)] == bad for part in parts for bad in faulty
+        ):
             yield f"{placed.label(parts[0])}: {message}"
 
 
@@ -288,16 +350,31 @@ def _clashes(recipe: Recipe) -> Iterator[Clash]:
             advice = "lr_scheduler_type constant has no warm-up; set constant_with_warmup, or remove warmup_ratio"
             yield ("warmup_ratio", "lr_scheduler_type"), advice
         if recipe.init_from == recipe.policy_name:
-            yield ("init_from", "name"), f"{recipe.init_from} would start from itself; set another `name`"
+            yield (
+                ("init_from", "name"),
+                f"{recipe.init_from} would start from itself; set another `name`",
+            )
     elif recipe.samples > 1 and recipe.temperature == 0:
-        yield ("samples", "temperature"), f"is {recipe.samples}, but temperature 0 gives identical runs; set samples: 1"
+        yield (
+            ("samples", "temperature"),
+            f"is {recipe.samples}, but temperature 0 gives identical runs; set samples: 1",
+        )
 
 
 def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
-    data, policy, settings, adapter = recipe.data, recipe.policy, recipe.sampling, recipe.program.adapter.kind
+    data, policy, settings, adapter = (
+        recipe.data,
+        recipe.policy,
+        recipe.sampling,
+        recipe.program.adapter.kind,
+    )
     n_few_shot, bank = settings.prompts - 1, settings.bank
     if data.kind in QUESTIONS_ALONE and not data.corpus_file and recipe.retriever.needs_corpus:
-        picks = "" if data.kind in {"jsonl", "hover"} else ", or set retriever.kind: none if the program only picks"
+        picks = (
+            ""
+            if data.kind in {"jsonl", "hover"}
+            else ", or set retriever.kind: none if the program only picks"
+        )
         message = f"missing; kind {data.kind} has only questions, but retriever {recipe.retriever.kind} needs a corpus"
         yield ("data.corpus", "data.kind", "retriever.kind"), f"{message}; add a corpus file{picks}"
     if policy.kind == "local" and policy.model in shipped.SCOPES and adapter != "compact":
@@ -319,11 +396,15 @@ def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
 
 def _without(value: Any, faulty: Collection[Key], key: Key = ()) -> Any:
     if isinstance(value, dict):
-        return {k: _without(v, faulty, (*key, k)) for k, v in value.items() if (*key, k) not in faulty}
+        return {
+            k: _without(v, faulty, (*key, k)) for k, v in value.items() if (*key, k) not in faulty
+        }
     return value
 
 
-def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Collection[str]) -> tuple[R, list[str]]:
+def _with_absolute_paths(
+    recipe: R, placed: Placed, folder: Path, optional: Collection[str]
+) -> tuple[R, list[str]]:
     problems: list[str] = []
     folders = (Path.cwd(), folder, folder.parent, shipped.ROOT)
     pretrained = getattr(recipe, "pretrain", None) is not None
@@ -343,7 +424,9 @@ def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Coll
             if is_pretrained
             else mark.advice
         )
-        problems.append(f"{placed.label(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}")
+        problems.append(
+            f"{placed.label(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}"
+        )
         return text
 
     return with_paths(recipe, absolute), problems
@@ -355,5 +438,9 @@ def _is_name(text: str, mark: RecipePath) -> bool:
         return True
     owner, _, name = text.partition("/")
     return (
-        mark.hub and bool(name) and "/" not in name and owner not in {"", ".", "..", "~"} and not Path(owner).exists()
+        mark.hub
+        and bool(name)
+        and "/" not in name
+        and owner not in {"", ".", "..", "~"}
+        and not Path(owner).exists()
     )

@@ -27,7 +27,9 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
     """Format one of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, got 2``."""
     key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
-    if detail["type"] == "value_error":  # from leret's validators, which may name the key themselves
+    if (
+        detail["type"] == "value_error"
+    ):  # from leret's validators, which may name the key themselves
         names_key = not key or str(key[0]) in message
         return f"{placed.at(key)}{message}" if names_key else f"{placed.label(key)}: {message}"
     return f"{placed.label(key)}: {_fault(detail, key, model, placed.value)}"
@@ -40,12 +42,20 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
     was_kind = False
     for n, part in enumerate(location):
         is_last = n == len(location) - 1
-        if not (was_kind or is_last) and isinstance(value, Mapping) and part in map(value.get, _TAGS):
-            was_kind = True  # pydantic's own part, which can also be a key of the section (kind: features)
+        if (
+            not (was_kind or is_last)
+            and isinstance(value, Mapping)
+            and part in map(value.get, _TAGS)
+        ):
+            was_kind = (
+                True  # pydantic's own part, which can also be a key of the section (kind: features)
+            )
             continue
         was_kind = False
         inside = isinstance(value, Mapping) and part in value
-        if inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)):
+        if inside or (
+            isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)
+        ):
             value = value[part]
             key.append(part)
         elif detail["type"] == "missing" and is_last:
@@ -63,7 +73,9 @@ def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: 
         return f"missing; add it{_hint(model, key, recipe) if kind == 'missing' else ''}"
     if kind in {"literal_error", "union_tag_invalid"}:
         value = context.get("tag", value)
-        allowed = re.findall(r"'([^']*)'|\b(\d+)\b", context.get("expected_tags") or context["expected"])
+        allowed = re.findall(
+            r"'([^']*)'|\b(\d+)\b", context.get("expected_tags") or context["expected"]
+        )
         names = [word or number for word, number in allowed]
         return f"{value!r} is not one of {', '.join(names)}{nearest(str(value), names)}"
     if kind in _BOUNDS:
@@ -97,7 +109,9 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     return by_lower[near[0]] if near else None
 
 
-def corrected(placed: Placed, model: type[BaseModel], more: Collection[str] = ()) -> tuple[Placed, list[str]]:
+def corrected(
+    placed: Placed, model: type[BaseModel], more: Collection[str] = ()
+) -> tuple[Placed, list[str]]:
     """Return a recipe with misspelled keys and kinds corrected, and a message for each, so that a typo is one problem.
 
     ``more`` are top-level keys besides those of ``model``. A key that resembles no other key stays unchanged.
@@ -110,7 +124,9 @@ def corrected(placed: Placed, model: type[BaseModel], more: Collection[str] = ()
         except ValidationError as error:
             details = [_typo(detail, model, placed, more) for detail in error.errors()]
         typos = [typo for typo in details if typo is not None]
-        kinds = [typo for typo in typos if typo[1] in _TAGS]  # the kind decides which keys are known
+        kinds = [
+            typo for typo in typos if typo[1] in _TAGS
+        ]  # the kind decides which keys are known
         if not typos:
             return placed, problems
         for key, right, value, message in kinds or typos:
@@ -132,14 +148,23 @@ def _typo(
     if detail["type"] == "union_tag_not_found":
         wrong = closest(name, written)
         right: str | None = name
-    elif detail["type"] == "extra_forbidden" and not _kinds_with(name, section, model, placed.value):
+    elif detail["type"] == "extra_forbidden" and not _kinds_with(
+        name, section, model, placed.value
+    ):
         wrong = name
-        right = closest(name, [*_fields(sections(model, section, placed.value)), *(() if section else more)])
+        right = closest(
+            name, [*_fields(sections(model, section, placed.value)), *(() if section else more)]
+        )
     else:
         return None
     if wrong is None or right is None:
         return None
-    return (*section, wrong), right, written[wrong], f"unknown key; did you mean {dotted((*section, right))}?"
+    return (
+        (*section, wrong),
+        right,
+        written[wrong],
+        f"unknown key; did you mean {dotted((*section, right))}?",
+    )
 
 
 def _replaced(placed: Placed, key: Key, right: str, item: Any, more: Collection[str]) -> Placed:
@@ -151,7 +176,11 @@ def _replaced(placed: Placed, key: Key, right: str, item: Any, more: Collection[
         section[right] = item | section[right]
     elif right not in more:
         section.setdefault(right, item)
-    renamed = {(*key[:-1], right, *k[len(key) :]): at for k, at in placed.places.items() if k[: len(key)] == key}
+    renamed = {
+        (*key[:-1], right, *k[len(key) :]): at
+        for k, at in placed.places.items()
+        if k[: len(key)] == key
+    }
     return Placed(value, renamed | placed.places, placed.problems)
 
 
@@ -183,8 +212,16 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
 
 def _kinds_with(name: str, section: Key, model: type[BaseModel], recipe: Any) -> list[str]:
     """Return the kinds of a section that have a key."""
-    owners = [owner for owner in sections(model, section, recipe, any_kind=True) if name in owner.model_fields]
-    return [owner.model_fields[_tag(owner)].default for owner in owners if _tag(owner) in owner.model_fields]
+    owners = [
+        owner
+        for owner in sections(model, section, recipe, any_kind=True)
+        if name in owner.model_fields
+    ]
+    return [
+        owner.model_fields[_tag(owner)].default
+        for owner in owners
+        if _tag(owner) in owner.model_fields
+    ]
 
 
 def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
@@ -195,7 +232,9 @@ def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> lis
             value = value[part]
             continue
         fields = [
-            one.model_fields[part] for one in _of_kind(list(models_in(annotation)), value) if part in one.model_fields
+            one.model_fields[part]
+            for one in _of_kind(list(models_in(annotation)), value)
+            if part in one.model_fields
         ]
         annotation = _values_of(annotation) or next((field.annotation for field in fields), None)
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -208,12 +247,20 @@ def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]
     if not models or not isinstance(value, Mapping):
         return models
     kind = value.get(_tag(models[0]), getattr(models[0], "default_kind", None))
-    return [model for model in models if kind in _kinds(model)] or [m for m in models if not _kinds(m)] or models
+    return (
+        [model for model in models if kind in _kinds(model)]
+        or [m for m in models if not _kinds(m)]
+        or models
+    )
 
 
 def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
     field = model.model_fields.get(_tag(model))
-    return get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+    return (
+        get_args(field.annotation)
+        if field is not None and get_origin(field.annotation) is Literal
+        else ()
+    )
 
 
 def _tag(model: type[BaseModel]) -> str:
@@ -228,7 +275,9 @@ def _values_of(annotation: Any) -> Any:
     """Return the type of a mapping's values (``X`` for ``dict[str, X] | None``), or None for other types."""
     if get_origin(annotation) is dict:
         return get_args(annotation)[1]
-    return next((inner for part in get_args(annotation) if (inner := _values_of(part)) is not None), None)
+    return next(
+        (inner for part in get_args(annotation) if (inner := _values_of(part)) is not None), None
+    )
 
 
 def _all_keys(model: Any, around: Key = ()) -> list[Key]:

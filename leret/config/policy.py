@@ -9,7 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from leret.config.base import BaseUrl, BaseUrls, Free, KeyVariable, KindSettings, RecipePath, default_variable
+from leret.config.base import (
+    BaseUrl,
+    BaseUrls,
+    Free,
+    KeyVariable,
+    KindSettings,
+    RecipePath,
+    default_variable,
+)
 from leret.core.bundled import MINILM, POLICIES
 from leret.core.types import digest
 
@@ -18,7 +26,9 @@ TINKER_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 
 T = TypeVar("T")
 
-Thinking = Annotated[bool | None, Field(description="enable_thinking in the chat template; None: the default")]
+Thinking = Annotated[
+    bool | None, Field(description="enable_thinking in the chat template; None: the default")
+]
 
 
 class PolicySettings(KindSettings):
@@ -28,20 +38,33 @@ class PolicySettings(KindSettings):
 
     kind: str
     model: str
-    temperature: float = Field(1.0, ge=0, description="sampling temperature; `leret eval` has its own, 0 by default")
+    temperature: float = Field(
+        1.0, ge=0, description="sampling temperature; `leret eval` has its own, 0 by default"
+    )
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: PositiveInt = Field(64, description="maximum number of completion tokens")
-    price_prompt: Annotated[float, Free()] = Field(0.0, ge=0, description="price per million prompt tokens")
-    price_completion: Annotated[float, Free()] = Field(0.0, ge=0, description="price per million completion tokens")
+    price_prompt: Annotated[float, Free()] = Field(
+        0.0, ge=0, description="price per million prompt tokens"
+    )
+    price_completion: Annotated[float, Free()] = Field(
+        0.0, ge=0, description="price per million completion tokens"
+    )
 
     def in_process(self, model: str) -> PolicySettings:
         """Return settings that load a model directory in this process and keep the sampling keys."""
-        keys = set(LocalPolicySettings.model_fields) - {"kind", "model", "price_prompt", "price_completion"}
+        keys = set(LocalPolicySettings.model_fields) - {
+            "kind",
+            "model",
+            "price_prompt",
+            "price_completion",
+        }
         shared = {name: getattr(self, name) for name in keys & set(type(self).model_fields)}
         return LocalPolicySettings(model=model, **shared)
 
 
-def by_predictor(first: T, others: Mapping[str, T], new: T, predictors: Collection[str] | None) -> dict[str, T]:
+def by_predictor(
+    first: T, others: Mapping[str, T], new: T, predictors: Collection[str] | None
+) -> dict[str, T]:
     """Return values by predictor: ``others``, then ``new`` for ``predictors``; the default (key ``""``) is ``first``.
 
     If ``predictors`` is empty, ``new`` replaces ``first``. If ``others`` is empty, the result is only ``{"": new}``.
@@ -58,14 +81,17 @@ class LocalPolicySettings(PolicySettings):
     model: Annotated[
         str,
         Free(),
-        RecipePath("model directory", "download the model there, or fix the path", hub=True, names=POLICIES),
+        RecipePath(
+            "model directory", "download the model there, or fix the path", hub=True, names=POLICIES
+        ),
     ] = Field(
         "demo",
         description="model directory, name on the hub, or a shipped model (`demo`, `agent`, `english`), or `smollm2`",
     )
     enable_thinking: Thinking = None
     template: Literal["plain"] | None = Field(
-        None, description="plain: join messages with newlines, for base models without a chat template (GPT-2)"
+        None,
+        description="plain: join messages with newlines, for base models without a chat template (GPT-2)",
     )
     device: Annotated[str, Free()] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
@@ -74,7 +100,9 @@ class LocalPolicySettings(PolicySettings):
 def _names_a_variable(value: str) -> str:
     # The message omits the value, which may be the key.
     if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
-        raise ValueError("must be the name of an environment variable, as in TOGETHER_API_KEY, not the key")
+        raise ValueError(
+            "must be the name of an environment variable, as in TOGETHER_API_KEY, not the key"
+        )
     return value
 
 
@@ -82,7 +110,19 @@ VariableName = Annotated[str, AfterValidator(_names_a_variable)]
 
 
 _OWN_KEYS = frozenset(
-    {"model", "messages", "temperature", "top_p", "max_tokens", "seed", "n", "stop", "stream", "tools", "logprobs"}
+    {
+        "model",
+        "messages",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "seed",
+        "n",
+        "stop",
+        "stream",
+        "tools",
+        "logprobs",
+    }
 )
 GRAMMAR_KEYS = frozenset(
     {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
@@ -100,7 +140,9 @@ class RequestBody(dict[str, Any]):
 
 def _request_body(value: dict[str, Any]) -> RequestBody:
     if reserved := sorted(_OWN_KEYS & set(value)):
-        raise ValueError(f"leret sets {', '.join(reserved)} itself; remove it (policy and program have keys for most)")
+        raise ValueError(
+            f"leret sets {', '.join(reserved)} itself; remove it (policy and program have keys for most)"
+        )
     return RequestBody(value)
 
 
@@ -108,15 +150,22 @@ class ServedPolicySettings(PolicySettings):
     """Keys shared by all policies on servers with a chat completions API."""
 
     model: Annotated[str, Free()] = Field(description="name of the served model")
-    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, which share the load")
+    urls: Annotated[BaseUrls, Free()] = Field(
+        min_length=1, description="base URLs, which share the load"
+    )
     api_key_env: Annotated[VariableName | None, Free(), KeyVariable("urls")] = Field(
         None, description="environment variable with the API key"
     )
     timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="timeout per attempt")
-    retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry; 0: no retry")
-    concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
+    retry_for_s: Annotated[float, Free()] = Field(
+        300.0, ge=0, description="how long to retry; 0: no retry"
+    )
+    concurrency: Annotated[PositiveInt, Free()] = Field(
+        32, description="maximum number of requests in flight"
+    )
     extra_body: Annotated[dict[str, Any], AfterValidator(_request_body)] = Field(
-        default_factory=RequestBody, description="request keys to add, as in {response_format: {type: json_object}}"
+        default_factory=RequestBody,
+        description="request keys to add, as in {response_format: {type: json_object}}",
     )
 
     @property
@@ -136,12 +185,18 @@ class ServedPolicySettings(PolicySettings):
 class OpenAIPolicySettings(ServedPolicySettings):
     """Servers with OpenAI's chat completions API."""
 
-    id_keys: ClassVar[dict[str, bool]] = {"return_token_ids": True}  # a vLLM extension that other servers may reject
+    id_keys: ClassVar[dict[str, bool]] = {
+        "return_token_ids": True
+    }  # a vLLM extension that other servers may reject
 
     kind: Annotated[Literal["openai"], Free()] = "openai"
-    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, as in http://127.0.0.1:8000/v1")
+    urls: Annotated[BaseUrls, Free()] = Field(
+        min_length=1, description="base URLs, as in http://127.0.0.1:8000/v1"
+    )
     enable_thinking: Thinking = None
-    logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
+    logprobs: Annotated[bool, Free()] = Field(
+        False, description="ask for log-probabilities and token ids"
+    )
 
     def request_keys(self) -> dict[str, Any]:
         """Return optional request keys."""
@@ -155,10 +210,16 @@ class TgiPolicySettings(ServedPolicySettings):
     """text-generation-inference, through its OpenAI-compatible API."""
 
     kind: Annotated[Literal["tgi"], Free()] = "tgi"
-    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, as in http://127.0.0.1:3000")
+    urls: Annotated[BaseUrls, Free()] = Field(
+        min_length=1, description="base URLs, as in http://127.0.0.1:3000"
+    )
     enable_thinking: Thinking = None
-    tokenizer: Annotated[str, Free()] = Field("", description="ignored: the server applies the chat template")
-    best_of: Annotated[bool, Free()] = Field(False, description="ignored: each sample is a separate request")
+    tokenizer: Annotated[str, Free()] = Field(
+        "", description="ignored: the server applies the chat template"
+    )
+    best_of: Annotated[bool, Free()] = Field(
+        False, description="ignored: each sample is a separate request"
+    )
 
     @field_validator("urls", mode="after")
     @classmethod
@@ -180,10 +241,14 @@ class TogetherPolicySettings(ServedPolicySettings):
     kind: Annotated[Literal["together"], Free()] = "together"
     urls: Annotated[BaseUrls, Free()] = (TOGETHER_URL,)
     api_key_env: Annotated[VariableName | None, Free(), KeyVariable("urls")] = Field(
-        default_factory=lambda data: default_variable("TOGETHER_API_KEY", data.get("urls", ()), TOGETHER_URL),
+        default_factory=lambda data: default_variable(
+            "TOGETHER_API_KEY", data.get("urls", ()), TOGETHER_URL
+        ),
         description="environment variable with the API key; TOGETHER_API_KEY for Together's URL",
     )
-    logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
+    logprobs: Annotated[bool, Free()] = Field(
+        False, description="ask for log-probabilities and token ids"
+    )
 
     def request_keys(self) -> dict[str, Any]:
         """Return optional request keys. Together's ``logprobs`` is the number of tokens, not a flag."""
@@ -199,7 +264,9 @@ class TinkerPolicySettings(PolicySettings):
 
     kind: Annotated[Literal["tinker"], Free()] = "tinker"
     model: Annotated[
-        str, Free(), RecipePath("policy directory", "name the server's base model as owner/name", hub=True)
+        str,
+        Free(),
+        RecipePath("policy directory", "name the server's base model as owner/name", hub=True),
     ] = Field(description="base model on the server, or a directory that `leret train` wrote")
     url: Annotated[BaseUrl, Free()] = Field(
         default_factory=_tinker_url,
@@ -211,11 +278,15 @@ class TinkerPolicySettings(PolicySettings):
         ),
         description="environment variable with the API key; TINKER_API_KEY for the default URL",
     )
-    timeout_s: Annotated[float, Free()] = Field(1800.0, gt=0, description="maximum wait for a result")
+    timeout_s: Annotated[float, Free()] = Field(
+        1800.0, gt=0, description="maximum wait for a result"
+    )
     tokenizer: Annotated[str | None, RecipePath("tokenizer directory", hub=True)] = Field(
         None, description="tokenizer directory or name on the hub; None: the model's name"
     )
-    template: Literal["plain"] | None = Field(None, description="plain: for base models without a chat template")
+    template: Literal["plain"] | None = Field(
+        None, description="plain: for base models without a chat template"
+    )
     enable_thinking: Thinking = None
 
     def in_process(self, model: str) -> PolicySettings:
@@ -228,9 +299,16 @@ class PickerSettings(PolicySettings):
     model: Annotated[
         str,
         Free(),
-        RecipePath("picker directory", "train the picker first, or fix the path", hub=True, names=("scratch", MINILM)),
+        RecipePath(
+            "picker directory",
+            "train the picker first, or fix the path",
+            hub=True,
+            names=("scratch", MINILM),
+        ),
     ] = Field("scratch", description="directory written by `leret train`; scratch: new weights")
-    top_k: PositiveInt | None = Field(None, description="sample only from the k best candidates; None: from all")
+    top_k: PositiveInt | None = Field(
+        None, description="sample only from the k best candidates; None: from all"
+    )
     beam: PositiveInt = Field(1, description="beam width at temperature 0; 1 is greedy")
     budget: PositiveInt = Field(2, description="picks per episode that beam search plans")
     hidden_size: int = Field(32, multiple_of=4, gt=0)
@@ -251,8 +329,13 @@ class FeaturesSettings(PickerSettings):
 
     kind: Annotated[Literal["features"], Free()] = "features"
     features: Annotated[
-        str, RecipePath("file of the feature function", "name it as FILE.py:function", member=True, only=".py")
-    ] = Field("mentions", description="mentions, or a function (module:function or FILE.py:function)")
+        str,
+        RecipePath(
+            "file of the feature function", "name it as FILE.py:function", member=True, only=".py"
+        ),
+    ] = Field(
+        "mentions", description="mentions, or a function (module:function or FILE.py:function)"
+    )
 
 
 class EncoderSettings(PickerSettings):
@@ -260,19 +343,29 @@ class EncoderSettings(PickerSettings):
 
     kind: Annotated[Literal["encoder"], Free()] = "encoder"
     similarity: Literal["dot", "cosine"] = Field(
-        "dot", description="dot: inner product divided by the square root of the dimension; cosine suits reranking"
+        "dot",
+        description="dot: inner product divided by the square root of the dimension; cosine suits reranking",
     )
     score_weight: float = Field(
-        0.0, ge=0, description="weight of the retriever's scores, which are standardised within each choice"
+        0.0,
+        ge=0,
+        description="weight of the retriever's scores, which are standardised within each choice",
     )
     positions: Literal["none", "absolute", "relative"] = Field(
-        "none", description="rotate candidate embeddings by position in the document, or relative to earlier picks"
+        "none",
+        description="rotate candidate embeddings by position in the document, or relative to earlier picks",
     )
-    order: Literal["document", "pick"] = Field("document", description="order of earlier picks in a state's text")
+    order: Literal["document", "pick"] = Field(
+        "document", description="order of earlier picks in a state's text"
+    )
     query_prefix: str = Field("", description='prefix of states (E5: "query: ")')
     document_prefix: str = Field("", description='prefix of candidates (E5: "passage: ")')
-    max_length: PositiveInt | None = Field(None, description="maximum tokens per text; None: the model's limit")
-    hidden_size: int = Field(64, multiple_of=4, gt=0, description="embedding dimensions, for new weights")
+    max_length: PositiveInt | None = Field(
+        None, description="maximum tokens per text; None: the model's limit"
+    )
+    hidden_size: int = Field(
+        64, multiple_of=4, gt=0, description="embedding dimensions, for new weights"
+    )
     num_hidden_layers: PositiveInt = Field(1, description="for new weights")
     vocab_size: PositiveInt = Field(8192, description="vocabulary size, for new weights")
     device: Annotated[str, Free()] = "auto"

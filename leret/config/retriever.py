@@ -43,9 +43,16 @@ class CacheSettings(Settings):
     use: Annotated[
         Literal["auto", "on", "off"],
         BeforeValidator(lambda value: {"True": "on", "False": "off"}.get(str(value), value)),
-    ] = Field("auto", description="auto: for engines slower than the cache, and for servers that name their index")
-    path: str | None = Field(None, description="None: LERET_CACHE_DIR, or leret in the user's cache directory")
-    max_mb: PositiveInt = Field(2048, description="maximum size; the least recently used rankings are dropped")
+    ] = Field(
+        "auto",
+        description="auto: for engines slower than the cache, and for servers that name their index",
+    )
+    path: str | None = Field(
+        None, description="None: LERET_CACHE_DIR, or leret in the user's cache directory"
+    )
+    max_mb: PositiveInt = Field(
+        2048, description="maximum size; the least recently used rankings are dropped"
+    )
 
 
 class RetrieverSettings(KindSettings):
@@ -55,8 +62,12 @@ class RetrieverSettings(KindSettings):
 
     kind: str
     k: PositiveInt = Field(3, description="passages per search")
-    exclude_seen: bool = Field(False, description="skip passages of earlier searches (off in the paper)")
-    cache: Annotated[CacheSettings | None, Free()] = Field(None, description="cache of rankings on disk")
+    exclude_seen: bool = Field(
+        False, description="skip passages of earlier searches (off in the paper)"
+    )
+    cache: Annotated[CacheSettings | None, Free()] = Field(
+        None, description="cache of rankings on disk"
+    )
 
     @property
     def index_kind(self) -> str | None:
@@ -76,9 +87,15 @@ class RetrieverSettings(KindSettings):
     def ranking_keys(self) -> dict[str, Any]:
         """Return the values of this kind's keys that affect rankings, except paths."""
         fields = (
-            (name, f) for name, f in type(self).model_fields.items() if name not in RetrieverSettings.model_fields
+            (name, f)
+            for name, f in type(self).model_fields.items()
+            if name not in RetrieverSettings.model_fields
         )
-        return {name: getattr(self, name) for name, f in fields if not (mark_of(f, Free) or mark_of(f, RecipePath))}
+        return {
+            name: getattr(self, name)
+            for name, f in fields
+            if not (mark_of(f, Free) or mark_of(f, RecipePath))
+        }
 
 
 class IndexedSettings(RetrieverSettings):
@@ -98,13 +115,19 @@ class EngineSettings(IndexedSettings):
 class AnalyzerSettings(IndexedSettings):
     """Keys of the analyzer, which splits text into words."""
 
-    stopwords: str | None = Field("english", description="name of a stop word list in bm25s; null: keep all words")
-    stemmer: str | None = Field(None, description="Snowball language for PyStemmer; null: no stemming")
+    stopwords: str | None = Field(
+        "english", description="name of a stop word list in bm25s; null: keep all words"
+    )
+    stemmer: str | None = Field(
+        None, description="Snowball language for PyStemmer; null: no stemming"
+    )
     fold_accents: bool = Field(True, description="treat Beyoncé and Beyonce as one word")
 
 
 class _Weights(AnalyzerSettings):
-    k1: FiniteFloat = Field(1.5, ge=0, description="term frequency saturation; larger values saturate later")
+    k1: FiniteFloat = Field(
+        1.5, ge=0, description="term frequency saturation; larger values saturate later"
+    )
     b: float = Field(0.75, ge=0, le=1, description="penalty for long documents")
 
 
@@ -118,7 +141,9 @@ class RM3Settings(_Weights):
     """Pseudo-relevance feedback (RM3) over a BM25 index."""
 
     kind: Literal["rm3"] = "rm3"
-    fb_docs: PositiveInt = Field(10, description="feedback documents, taken from the top of the first search")
+    fb_docs: PositiveInt = Field(
+        10, description="feedback documents, taken from the top of the first search"
+    )
     fb_terms: NonNegativeInt = Field(10, description="expansion terms from the feedback documents")
     original_weight: float = Field(0.5, ge=0, le=1, description="weight of the original query")
 
@@ -128,7 +153,9 @@ class RM3Settings(_Weights):
 
     @property
     def bm25(self) -> BM25Settings:
-        return BM25Settings(**{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"})
+        return BM25Settings(
+            **{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"}
+        )
 
 
 class TantivySettings(AnalyzerSettings, EngineSettings):
@@ -146,17 +173,31 @@ class DenseSettings(EngineSettings):
     """An embedding model with a vector store."""
 
     kind: Literal["dense"] = "dense"
-    model: EncoderPath = Field(min_length=1, description="sentence-transformers directory, name on the hub, or minilm")
-    query_model: EncoderPath | None = Field(None, description="model for queries; None: same as `model`")
+    model: EncoderPath = Field(
+        min_length=1, description="sentence-transformers directory, name on the hub, or minilm"
+    )
+    query_model: EncoderPath | None = Field(
+        None, description="model for queries; None: same as `model`"
+    )
     query_prefix: str = Field("", description='prefix of queries (E5: "query: ")')
     document_prefix: str = Field("", description='prefix of documents (E5: "passage: ")')
     separator: str = Field(". ", description="separator between a document's title and text")
-    normalize: bool = Field(True, description="compare by cosine; false: by inner product (Contriever)")
-    store: Literal["flat", "hnsw", "chroma"] = Field("flat", description="faiss exact, faiss HNSW, or Chroma")
+    normalize: bool = Field(
+        True, description="compare by cosine; false: by inner product (Contriever)"
+    )
+    store: Literal["flat", "hnsw", "chroma"] = Field(
+        "flat", description="faiss exact, faiss HNSW, or Chroma"
+    )
     hnsw_m: int = Field(32, ge=2, description="links per vector (hnsw and chroma)")
-    ef_construction: PositiveInt = Field(200, description="candidates per insertion (hnsw and chroma)")
-    ef_search: PositiveInt = Field(128, description="candidates per search, at least k (hnsw and chroma)")
-    max_length: PositiveInt | None = Field(None, description="maximum tokens per text; None: the model's limit")
+    ef_construction: PositiveInt = Field(
+        200, description="candidates per insertion (hnsw and chroma)"
+    )
+    ef_search: PositiveInt = Field(
+        128, description="candidates per search, at least k (hnsw and chroma)"
+    )
+    max_length: PositiveInt | None = Field(
+        None, description="maximum tokens per text; None: the model's limit"
+    )
     batch_size: Annotated[PositiveInt, Free()] = 64
     device: Annotated[str, Free()] = "auto"
 
@@ -166,15 +207,22 @@ class ColbertSettings(EngineSettings):
 
     kind: Literal["colbert"] = "colbert"
     checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory or name on the hub")
-    candidates: Annotated[PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)] = Field(
-        200, description="number of results of `engine` to score, at least k; all or null: score all documents"
+    candidates: Annotated[
+        PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)
+    ] = Field(
+        200,
+        description="number of results of `engine` to score, at least k; all or null: score all documents",
     )
     engine: BM25Settings | DenseSettings = Field(
         BM25Settings(), discriminator="kind", description="engine that finds the candidates"
     )
     separator: str = Field(" | ", description="separator between a document's title and text")
-    doc_maxlen: PositiveInt | None = Field(None, description="tokens per document; None: the checkpoint's value")
-    query_maxlen: PositiveInt | None = Field(None, description="tokens per query; None: the checkpoint's value")
+    doc_maxlen: PositiveInt | None = Field(
+        None, description="tokens per document; None: the checkpoint's value"
+    )
+    query_maxlen: PositiveInt | None = Field(
+        None, description="tokens per query; None: the checkpoint's value"
+    )
     batch_size: Annotated[PositiveInt, Free()] = Field(64, description="texts per batch")
     device: Annotated[str, Free()] = "auto"
 
@@ -184,9 +232,13 @@ class ColbertSettings(EngineSettings):
         cls, value: BM25Settings | DenseSettings, info: ValidationInfo
     ) -> BM25Settings | DenseSettings:
         if info.data.get("candidates", 0) is None and value != BM25Settings():
-            raise ValueError("candidates: all scores every document without an engine; remove engine or candidates")
+            raise ValueError(
+                "candidates: all scores every document without an engine; remove engine or candidates"
+            )
         if value.index is not None:
-            raise ValueError("the engine's files are part of the ColBERT index; remove engine.index")
+            raise ValueError(
+                "the engine's files are part of the ColBERT index; remove engine.index"
+            )
         return _without_shared_keys(value, "the engine of kind colbert")
 
 
@@ -212,8 +264,12 @@ Weight = Annotated[FiniteFloat, Field(ge=0)]
 class FusionSettings(Settings):
     """Keys for the fusion of two rankings."""
 
-    fusion: Literal["rrf", "sum"] = Field("rrf", description="rrf: reciprocal ranks; sum: scores scaled to [0, 1]")
-    weights: tuple[Weight, Weight] = Field((1.0, 1.0), description="weights of the two engines; not both 0")
+    fusion: Literal["rrf", "sum"] = Field(
+        "rrf", description="rrf: reciprocal ranks; sum: scores scaled to [0, 1]"
+    )
+    weights: tuple[Weight, Weight] = Field(
+        (1.0, 1.0), description="weights of the two engines; not both 0"
+    )
     rank_constant: FiniteFloat = Field(60.0, ge=0, description="constant added to every rank (rrf)")
     depth: PositiveInt = Field(100, description="documents from each engine, at least k")
 
@@ -237,7 +293,9 @@ class HybridSettings(IndexedSettings, FusionSettings):
 
     @field_validator("engines")
     @classmethod
-    def _says_no_more(cls, value: tuple[LocalEngine, LocalEngine]) -> tuple[LocalEngine, LocalEngine]:
+    def _says_no_more(
+        cls, value: tuple[LocalEngine, LocalEngine]
+    ) -> tuple[LocalEngine, LocalEngine]:
         first, second = (_without_shared_keys(engine, "an engine of a hybrid") for engine in value)
         return first, second
 
@@ -251,20 +309,34 @@ class NoRetrieverSettings(RetrieverSettings):
 class _HttpSettings(RetrieverSettings):
     timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="timeout per attempt")
     retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry")
-    concurrency: Annotated[PositiveInt, Free()] = Field(16, description="maximum number of requests in flight")
+    concurrency: Annotated[PositiveInt, Free()] = Field(
+        16, description="maximum number of requests in flight"
+    )
 
 
 class RemoteSettings(_HttpSettings):
     """Search servers over HTTP."""
 
     kind: Literal["remote"] = "remote"
-    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="replicas, as in http://127.0.0.1:8893")
+    urls: Annotated[BaseUrls, Free()] = Field(
+        min_length=1, description="replicas, as in http://127.0.0.1:8893"
+    )
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
-    name: str | None = Field(None, description="name of the served index; change it when the index changes")
-    doc_id: Literal["id", "title", "row"] = Field("id", description="id field; row: the row number in data.corpus")
-    accept_empty: bool | None = Field(None, description="accept empty rankings; None: only with protocol leret")
-    requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="maximum rate; None: no limit")
-    queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="queries per batch, if supported")
+    name: str | None = Field(
+        None, description="name of the served index; change it when the index changes"
+    )
+    doc_id: Literal["id", "title", "row"] = Field(
+        "id", description="id field; row: the row number in data.corpus"
+    )
+    accept_empty: bool | None = Field(
+        None, description="accept empty rankings; None: only with protocol leret"
+    )
+    requests_per_s: Annotated[float | None, Free()] = Field(
+        None, gt=0, description="maximum rate; None: no limit"
+    )
+    queries_per_request: Annotated[PositiveInt, Free()] = Field(
+        64, description="queries per batch, if supported"
+    )
     token_env: Annotated[str | None, Free(), KeyVariable("urls")] = Field(
         None, description="variable with a bearer token or `Basic ...`"
     )
@@ -275,7 +347,9 @@ class RemoteSettings(_HttpSettings):
 
 
 class _SiteSettings(_HttpSettings):
-    offline: Annotated[bool, Free()] = Field(False, description="use only cached answers; a miss is an error")
+    offline: Annotated[bool, Free()] = Field(
+        False, description="use only cached answers; a miss is an error"
+    )
     texts: bool = Field(True, description="fetch titles and texts, not only ids")
 
 
@@ -285,14 +359,22 @@ class PubMedSettings(_SiteSettings):
     kind: Literal["pubmed"] = "pubmed"
     url: BaseUrl = PUBMED_URL
     api_key_env: Annotated[str | None, Free(), KeyVariable("url")] = Field(
-        default_factory=lambda data: default_variable("NCBI_API_KEY", data.get("url", ()), PUBMED_URL),
+        default_factory=lambda data: default_variable(
+            "NCBI_API_KEY", data.get("url", ()), PUBMED_URL
+        ),
         description="variable with the key, for 10 requests/s; NCBI_API_KEY for the default URL",
     )
-    email: Annotated[str | None, Free()] = Field(None, description="NCBI warns this address before it blocks you")
+    email: Annotated[str | None, Free()] = Field(
+        None, description="NCBI warns this address before it blocks you"
+    )
     tool: Annotated[str, Free()] = "leret"
     sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
-    min_date: PartialDate | None = Field(None, description="earliest publication date: YYYY, YYYY/MM or YYYY/MM/DD")
-    max_date: PartialDate | None = Field(None, description="latest publication date, in the same format")
+    min_date: PartialDate | None = Field(
+        None, description="earliest publication date: YYYY, YYYY/MM or YYYY/MM/DD"
+    )
+    max_date: PartialDate | None = Field(
+        None, description="latest publication date, in the same format"
+    )
 
 
 class ClinicalTrialsSettings(_SiteSettings):
@@ -300,8 +382,16 @@ class ClinicalTrialsSettings(_SiteSettings):
 
     kind: Literal["clinicaltrials"] = "clinicaltrials"
     url: BaseUrl = "https://clinicaltrials.gov/api/v2"
-    area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="search area, as in query.AREA")
-    sort: str | None = Field(None, description="the API's sort, as in LastUpdatePostDate:desc; None: by relevance")
+    area: Literal["term", "cond", "intr", "titles", "outc"] = Field(
+        "term", description="search area, as in query.AREA"
+    )
+    sort: str | None = Field(
+        None, description="the API's sort, as in LastUpdatePostDate:desc; None: by relevance"
+    )
     min_date: Date | None = Field(None, description="earliest date of first posting: YYYY-MM-DD")
-    max_date: Date | None = Field(None, description="latest date of first posting, in the same format")
-    requests_per_s: Annotated[float, Free()] = Field(0.8, gt=0, description="the site allows about 50 per minute")
+    max_date: Date | None = Field(
+        None, description="latest date of first posting, in the same format"
+    )
+    requests_per_s: Annotated[float, Free()] = Field(
+        0.8, gt=0, description="the site allows about 50 per minute"
+    )

@@ -33,11 +33,16 @@ class AdapterSettings(Settings):
     items: PositiveInt = Field(6, description="passages per call (compact)")
     demo_items: NonNegativeInt = Field(0, description="passages per demo (compact)")
     instructions: bool = Field(False, description="send the signature's instructions (compact)")
-    prefill: bool = Field(False, description="send the fixed beginning of the answer, which the LM continues")
-    use_native_function_calling: bool = Field(
-        False, description="pass `dspy.Tool` inputs to the chat template, and read `dspy.ToolCalls` (not compact)"
+    prefill: bool = Field(
+        False, description="send the fixed beginning of the answer, which the LM continues"
     )
-    outputs: bool = Field(False, description="name the outputs at the end of a call; policy agent needs it (compact)")
+    use_native_function_calling: bool = Field(
+        False,
+        description="pass `dspy.Tool` inputs to the chat template, and read `dspy.ToolCalls` (not compact)",
+    )
+    outputs: bool = Field(
+        False, description="name the outputs at the end of a call; policy agent needs it (compact)"
+    )
 
 
 def _with_class(path: str) -> str:
@@ -52,7 +57,10 @@ class ProgramSettings(Settings):
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
     path: Annotated[
-        str, AfterValidator(_with_class), Free(), RecipePath("program file", "name it as FILE.py:Class", member=True)
+        str,
+        AfterValidator(_with_class),
+        Free(),
+        RecipePath("program file", "name it as FILE.py:Class", member=True),
     ] = Field("pipelines/multihop.py:MultiHop", description="FILE.py:Class")
     adapter: AdapterSettings = AdapterSettings()
 
@@ -68,10 +76,13 @@ class BankSettings(Settings):
     dev_questions: PositiveInt = 50
     max_demos: PositiveInt = 3
     candidates: PositiveInt | None = Field(
-        None, description="candidate prompts, of which the best form the bank; None: 8, fewer in a small run"
+        None,
+        description="candidate prompts, of which the best form the bank; None: 8, fewer in a small run",
     )
     temperature: float = Field(0.7, ge=0, description="temperature of the bootstrapping calls")
-    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="files as in R/prompts")
+    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(
+        None, description="files as in R/prompts"
+    )
 
 
 _FUNCTION = RecipePath("reward file", "name it as FILE.py:function", member=True, only=".py")
@@ -83,11 +94,16 @@ class PartSettings(Settings):
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
     weight: float = 1.0
-    function: Annotated[str | None, _FUNCTION] = Field(None, description="None: the reward with the part's name")
-    model: Annotated[str | None, RecipePath("model", hub=True, names=(MINILM,))] = Field(
-        None, description="for similarity (an encoder, such as minilm) and answer_likelihood (an LM)"
+    function: Annotated[str | None, _FUNCTION] = Field(
+        None, description="None: the reward with the part's name"
     )
-    factor: bool = Field(False, description="multiply the mixed reward of the other parts by this part")
+    model: Annotated[str | None, RecipePath("model", hub=True, names=(MINILM,))] = Field(
+        None,
+        description="for similarity (an encoder, such as minilm) and answer_likelihood (an LM)",
+    )
+    factor: bool = Field(
+        False, description="multiply the mixed reward of the other parts by this part"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -107,8 +123,12 @@ class PartSettings(Settings):
 class RewardSettings(Settings):
     """A reward with several parts. Samples also store the value of each part."""
 
-    parts: dict[str, PartSettings] = Field(min_length=1, description="parts by name, each with a weight or settings")
-    mixer: str = Field("weights", description="weights, uniform, std, pca, l2 or normalize_then_sum")
+    parts: dict[str, PartSettings] = Field(
+        min_length=1, description="parts by name, each with a weight or settings"
+    )
+    mixer: str = Field(
+        "weights", description="weights, uniform, std, pca, l2 or normalize_then_sum"
+    )
     unparsed_reward: Annotated[float | None, Free()] = Field(
         None, description="reward of completions that do not parse; None: drop these completions"
     )
@@ -120,9 +140,14 @@ class RewardSettings(Settings):
         named = dict.fromkeys(parts, 1.0) if isinstance(parts, list | tuple) else parts
         if not isinstance(named, dict):
             return named
-        whole = {name: {"weight": part} if isinstance(part, int | float) else part for name, part in named.items()}
+        whole = {
+            name: {"weight": part} if isinstance(part, int | float) else part
+            for name, part in named.items()
+        }
         return {
-            name: {"function": name, **part} if ":" in str(name) and isinstance(part, dict) else part
+            name: {"function": name, **part}
+            if ":" in str(name) and isinstance(part, dict)
+            else part
             for name, part in whole.items()
         }
 
@@ -137,11 +162,15 @@ RewardKey = Annotated[
 class SamplingSettings(Settings):
     """How states are sampled and samples are scored."""
 
-    prompts: PositiveInt = Field(4, description="size of the prompt bank, including the zero-shot prompt")
+    prompts: PositiveInt = Field(
+        4, description="size of the prompt bank, including the zero-shot prompt"
+    )
     samples: PositiveInt = Field(1, description="completions per prompt and state")
     seed: int = 0
     reward: RewardKey = Field("ap", description="step reward: a measure, or a section with parts")
-    final: RewardKey | None = Field(None, description="reward for the program's result; None: same as reward")
+    final: RewardKey | None = Field(
+        None, description="reward for the program's result; None: same as reward"
+    )
     final_weight: float = Field(0.5, ge=0, le=1, description="weight of `final` with credit: both")
     credit: Literal["auto", "step", "final", "both", "return"] = Field(
         "auto",
@@ -149,16 +178,27 @@ class SamplingSettings(Settings):
         " auto: depends on the predictor",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per step (credit: return)")
-    n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final, both or return)")
-    concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
-    max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="maximum share of failed samples")
-    token_ids: Annotated[bool, Free()] = Field(
-        False, description="store token ids and log-probabilities of completions, for `leret store export --form rl`"
+    n_continuations: PositiveInt = Field(
+        1, description="continuations per sample (credit: final, both or return)"
     )
-    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="maximum share of parse failures")
+    concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
+    max_error_rate: Annotated[float, Free()] = Field(
+        0.1, ge=0, le=1, description="maximum share of failed samples"
+    )
+    token_ids: Annotated[bool, Free()] = Field(
+        False,
+        description="store token ids and log-probabilities of completions, for `leret store export --form rl`",
+    )
+    max_unparsed_rate: Annotated[float, Free()] = Field(
+        0.5, ge=0, le=1, description="maximum share of parse failures"
+    )
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
-    margin: Annotated[float, Free()] = Field(0.0, ge=0, description="minimum reward difference (strategy margin)")
-    max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, largest margins first")
+    margin: Annotated[float, Free()] = Field(
+        0.0, ge=0, description="minimum reward difference (strategy margin)"
+    )
+    max_pairs: Annotated[PositiveInt | None, Free()] = Field(
+        None, description="per state, largest margins first"
+    )
     bank: BankSettings = BankSettings()
 
     @property
@@ -183,7 +223,8 @@ class SamplingRecipe(Settings):
     retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
     policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict, description="policies by predictor or pick; not sampled if temperature is 0"
+        default_factory=dict,
+        description="policies by predictor or pick; not sampled if temperature is 0",
     )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()

@@ -18,7 +18,9 @@ class LoraSettings(Settings):
     r: PositiveInt = 16
     alpha: PositiveInt = 32
     target_modules: str | tuple[str, ...] = "all-linear"
-    quantization: Literal["nf4"] | None = Field(None, description="quantize the frozen base model (QLoRA); CUDA only")
+    quantization: Literal["nf4"] | None = Field(
+        None, description="quantize the frozen base model (QLoRA); CUDA only"
+    )
 
 
 class WriterKeys(Settings):
@@ -54,44 +56,74 @@ class TrainingRecipe(KindSettings):
 
     tag = "algorithm"
     folder: ClassVar[str] = "policies"  # folder of the run for the trained model
-    in_one_process: ClassVar[bool] = False  # True if the algorithm cannot train in several processes
+    in_one_process: ClassVar[bool] = (
+        False  # True if the algorithm cannot train in several processes
+    )
 
     algorithm: str
-    name: str | None = Field(None, description="name of the policy in R/policies; None: the algorithm's name")
-    init_from: str = Field("base", description="base, a policy of the run, a directory, demo or agent")
-    predictors: tuple[str, ...] | None = Field(None, description="train only on samples of these predictors")
+    name: str | None = Field(
+        None, description="name of the policy in R/policies; None: the algorithm's name"
+    )
+    init_from: str = Field(
+        "base", description="base, a policy of the run, a directory, demo or agent"
+    )
+    predictors: tuple[str, ...] | None = Field(
+        None, description="train only on samples of these predictors"
+    )
 
     seed: int = 0
     device: Annotated[str, Free()] = "auto"
-    threads: PositiveInt | None = Field(1, description="CPU threads; 1: training is bit-identical after a resume")
+    threads: PositiveInt | None = Field(
+        1, description="CPU threads; 1: training is bit-identical after a resume"
+    )
 
     # Optimizer and batch size, named as in TRL and transformers.
     learning_rate: float | None = Field(None, gt=0, description="None: depends on the model size")
-    optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
+    optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = (
+        "adamw_torch_fused"
+    )
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    per_device_train_batch_size: PositiveInt = Field(16, description="examples per device and batch")
+    per_device_train_batch_size: PositiveInt = Field(
+        16, description="examples per device and batch"
+    )
 
     # Number of steps and learning rate schedule.
-    max_steps: PositiveInt | None = Field(None, description="optimizer steps; replaces num_train_epochs")
+    max_steps: PositiveInt | None = Field(
+        None, description="optimizer steps; replaces num_train_epochs"
+    )
     num_train_epochs: float = Field(1.0, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
     warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of steps for warm-up")
-    warmup_steps: NonNegativeInt = Field(0, description="steps for warm-up, instead of warmup_ratio")
+    warmup_steps: NonNegativeInt = Field(
+        0, description="steps for warm-up, instead of warmup_ratio"
+    )
 
     # Checkpoints, logs, trackers and alarms.
     save_steps: Annotated[PositiveInt, Free()] = 50
     logging_steps: Annotated[PositiveInt, Free()] = 5
     report_to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Free()] = ()
-    project: Annotated[str, Free()] = Field("leret", description="project name in wandb and trackio")
-    run_name: Annotated[str | None, Free()] = Field(None, description="name in trackers; None: the policy's name")
-    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop: save and end training")
+    project: Annotated[str, Free()] = Field(
+        "leret", description="project name in wandb and trackio"
+    )
+    run_name: Annotated[str | None, Free()] = Field(
+        None, description="name in trackers; None: the policy's name"
+    )
+    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field(
+        "warn", description="stop: save and end training"
+    )
 
     # Validation during training. The best step is published.
-    eval_steps: PositiveInt | None = Field(None, description="steps between validations; None: no validation")
+    eval_steps: PositiveInt | None = Field(
+        None, description="steps between validations; None: no validation"
+    )
     eval_tasks: PositiveInt = Field(64, description="maximum number of validation tasks")
-    eval_split: Literal["dev", "train"] = Field("dev", description="train: excludes the validation tasks from training")
-    metric_for_best_model: str = Field("recall", description="a measure of all retrieved documents or of the answer")
+    eval_split: Literal["dev", "train"] = Field(
+        "dev", description="train: excludes the validation tasks from training"
+    )
+    metric_for_best_model: str = Field(
+        "recall", description="a measure of all retrieved documents or of the answer"
+    )
 
     @property
     def policy_name(self) -> str:
@@ -137,16 +169,22 @@ class TrainingRecipe(KindSettings):
 class ExampleRecipe(TrainingRecipe, WriterKeys):
     """Keys of algorithms that learn from stored samples."""
 
-    match_steps_of: str | None = Field(None, description="for a control: train for as many total steps as this policy")
+    match_steps_of: str | None = Field(
+        None, description="for a control: train for as many total steps as this policy"
+    )
     gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step")
-    max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer examples are dropped")
+    max_length: PositiveInt = Field(
+        2048, description="prompt and completion tokens; longer examples are dropped"
+    )
 
     @property
     def is_control(self) -> bool:
         return self.match_steps_of is not None
 
     def n_steps(self, n_inputs: int) -> int:
-        batches = -(-n_inputs // (self.per_device_train_batch_size * self.gradient_accumulation_steps))
+        batches = -(
+            -n_inputs // (self.per_device_train_batch_size * self.gradient_accumulation_steps)
+        )
         return self.max_steps or max(1, round(batches * self.num_train_epochs))
 
     @model_validator(mode="after")
@@ -162,23 +200,43 @@ class RoundRecipe(TrainingRecipe):
     Keys that TRL has too are named as in TRL.
     """
 
-    branches: ClassVar[bool] = False  # True if each pick of a state is continued and rewarded by its continuation
-    sums_steps: ClassVar[bool] = False  # True if it adds up step rewards along a path: credit auto stays step
+    branches: ClassVar[bool] = (
+        False  # True if each pick of a state is continued and rewarded by its continuation
+    )
+    sums_steps: ClassVar[bool] = (
+        False  # True if it adds up step rewards along a path: credit auto stays step
+    )
 
     groups: Literal["state", "question"] = Field(
-        "state", description="compare the samples of a state, or whole rollouts of a question (GRPO as in papers)"
+        "state",
+        description="compare the samples of a state, or whole rollouts of a question (GRPO as in papers)",
     )
-    states: Literal["live", "stored"] = Field("live", description="live: from the current policy; stored: the run's")
-    limit: PositiveInt | None = Field(None, description="maximum number of tasks; None: the run's limit")
-    questions_per_round: PositiveInt = Field(4, description="tasks per round; each program step is a state")
-    num_generations: PositiveInt = Field(8, description="samples per state; with groups: question, rollouts per task")
-    temperature: float | None = Field(None, gt=0, description="sampling temperature; None: the run's")
+    states: Literal["live", "stored"] = Field(
+        "live", description="live: from the current policy; stored: the run's"
+    )
+    limit: PositiveInt | None = Field(
+        None, description="maximum number of tasks; None: the run's limit"
+    )
+    questions_per_round: PositiveInt = Field(
+        4, description="tasks per round; each program step is a state"
+    )
+    num_generations: PositiveInt = Field(
+        8, description="samples per state; with groups: question, rollouts per task"
+    )
+    temperature: float | None = Field(
+        None, gt=0, description="sampling temperature; None: the run's"
+    )
     top_p: float | None = Field(None, gt=0, le=1, description="None: the run's")
-    max_completion_length: PositiveInt | None = Field(None, description="maximum tokens; None: the run's")
+    max_completion_length: PositiveInt | None = Field(
+        None, description="maximum tokens; None: the run's"
+    )
     reward: RewardKey | None = Field(None, description="None: the run's")
-    credit: Literal["step", "final", "both", "return"] | None = Field(None, description="None: the run's")
+    credit: Literal["step", "final", "both", "return"] | None = Field(
+        None, description="None: the run's"
+    )
     unparsed_reward: float | None = Field(
-        None, description="reward of unparsed completions; None: as in `reward`, else min(0, lowest in group)"
+        None,
+        description="reward of unparsed completions; None: as in `reward`, else min(0, lowest in group)",
     )
     num_iterations: PositiveInt = Field(1, description="passes over the samples of a round")
     num_mini_batches: PositiveInt = Field(1, description="optimizer steps per pass")
@@ -205,7 +263,9 @@ class RoundRecipe(TrainingRecipe):
                 f"groups: question gives every turn the final reward, not credit {self.credit}; remove credit"
             )
         if self.groups == "question" and self.states != "live":
-            raise ValueError("groups: question runs whole rollouts, not stored states; remove states or groups")
+            raise ValueError(
+                "groups: question runs whole rollouts, not stored states; remove states or groups"
+            )
         return self
 
     def n_rounds(self, n_tasks: int) -> int:
@@ -223,22 +283,36 @@ class WritingRecipe(RoundRecipe, WriterKeys):
     learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 2e-3, 135e6: 4e-5, 1e9: 1e-6}
 
     epsilon: float = Field(0.2, gt=0, description="clip the probability ratio at 1 - epsilon")
-    epsilon_high: float | None = Field(None, gt=0, description="clip the ratio at 1 + epsilon_high; None: epsilon")
-    entropy_coef: float = Field(0.0, description="weight of the token entropy, subtracted from the loss")
-    per_device_train_batch_size: PositiveInt = Field(64, description="completions in memory at once")
+    epsilon_high: float | None = Field(
+        None, gt=0, description="clip the ratio at 1 + epsilon_high; None: epsilon"
+    )
+    entropy_coef: float = Field(
+        0.0, description="weight of the token entropy, subtracted from the loss"
+    )
+    per_device_train_batch_size: PositiveInt = Field(
+        64, description="completions in memory at once"
+    )
     keep_rollouts: Literal["above", "below", "either"] | None = Field(
-        None, description="use only completions with all reward parts above (below) their group mean"
+        None,
+        description="use only completions with all reward parts above (below) their group mean",
     )
     served: bool = Field(
-        False, description="sample on the run's servers (kind openai, vLLM), which load the adapter before each round"
+        False,
+        description="sample on the run's servers (kind openai, vLLM), which load the adapter before each round",
     )
     importance_clip: float | None = Field(
-        None, gt=0, description="weight losses by min(p_trainer / p_sampler, importance_clip); None: no weights"
+        None,
+        gt=0,
+        description="weight losses by min(p_trainer / p_sampler, importance_clip); None: no weights",
     )
     beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
     kl_estimator: Literal["k1", "k3"] = "k3"
-    target_kl: float | None = Field(None, gt=0, description="nats per completion, to adapt beta; None: fixed beta")
-    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta changes by up to 20 %")
+    target_kl: float | None = Field(
+        None, gt=0, description="nats per completion, to adapt beta; None: fixed beta"
+    )
+    kl_horizon: float = Field(
+        10_000, gt=0, description="completions in which beta changes by up to 20 %"
+    )
 
     @model_validator(mode="after")
     def _has_what_its_keys_need(self) -> WritingRecipe:
@@ -257,24 +331,33 @@ class TRLKeys(Settings):
     )  # fmt: skip
 
     engine: Literal["leret", "trl", "tinker"] = Field(
-        "leret", description="leret's loop, TRL's trainer on stored states, or leret's loop with a Tinker server"
+        "leret",
+        description="leret's loop, TRL's trainer on stored states, or leret's loop with a Tinker server",
     )
     gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step (engine trl)")
     use_vllm: bool = Field(False, description="sample with vLLM (engine trl)")
     vllm_mode: Literal["server", "colocate"] = "server"
-    vllm_server_base_url: str | None = Field(None, description="URL of `trl vllm-serve` on other GPUs")
-    vllm_gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="for vllm_mode colocate")
+    vllm_server_base_url: str | None = Field(
+        None, description="URL of `trl vllm-serve` on other GPUs"
+    )
+    vllm_gpu_memory_utilization: float = Field(
+        0.3, gt=0, le=1, description="for vllm_mode colocate"
+    )
     vllm_tensor_parallel_size: PositiveInt = 1
 
     @model_validator(mode="after")
     def _fits_the_engine(self) -> TRLKeys:
         uses_trl = self.engine == "trl"
         if uses_trl and getattr(self, "states", "stored") != "stored":
-            raise ValueError("engine trl only trains on the run's stored states; set states: stored")
+            raise ValueError(
+                "engine trl only trains on the run's stored states; set states: stored"
+            )
         in_trl_only = ("gradient_accumulation_steps", "use_vllm")
         other, names = ("leret", self.not_in_trl) if uses_trl else ("trl", in_trl_only)
         if wrong := changed_keys(self, names):
-            raise ValueError(f"engine {self.engine} has no {' or '.join(wrong)}; remove it, or set engine: {other}")
+            raise ValueError(
+                f"engine {self.engine} has no {' or '.join(wrong)}; remove it, or set engine: {other}"
+            )
         return self
 
 
@@ -289,9 +372,15 @@ class TinkerKeys(Settings):
         keys = ("optim", "dtype", "served", "entropy_coef", "importance_clip")
         names = [name for name in keys if name in type(self).model_fields]
         if wrong := changed_keys(self, names):
-            raise ValueError(f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine")
-        if recipe.lora is None or changed_keys(recipe.lora, ("alpha", "target_modules", "quantization")):
-            raise ValueError("engine tinker trains a LoRA adapter; set lora: {r: 16} and no other keys of lora")
+            raise ValueError(
+                f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine"
+            )
+        if recipe.lora is None or changed_keys(
+            recipe.lora, ("alpha", "target_modules", "quantization")
+        ):
+            raise ValueError(
+                "engine tinker trains a LoRA adapter; set lora: {r: 16} and no other keys of lora"
+            )
         several = isinstance(self, RoundRecipe) and self.num_iterations * self.num_mini_batches > 1
         if several and (recipe.algorithm != "grpo" or recipe.beta):
             raise ValueError(
@@ -310,10 +399,13 @@ class PickingRecipe(RoundRecipe):
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)
-    questions_per_round: PositiveInt = Field(64, description="tasks per round; each pick is a state")
+    questions_per_round: PositiveInt = Field(
+        64, description="tasks per round; each pick is a state"
+    )
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
     reindex_rounds: PositiveInt | None = Field(
-        None, description="rounds between rebuilds of the dense index with the picker's encoders; None: never"
+        None,
+        description="rounds between rebuilds of the dense index with the picker's encoders; None: never",
     )
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
@@ -322,4 +414,8 @@ class PickingRecipe(RoundRecipe):
 
 def changed_keys(settings: Settings, names: Sequence[str]) -> list[str]:
     """Return the ``names`` whose values differ from their defaults."""
-    return [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]
+    return [
+        name
+        for name in names
+        if getattr(settings, name) != type(settings).model_fields[name].default
+    ]

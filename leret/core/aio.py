@@ -19,7 +19,9 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     """Start a coroutine on the background loop. Cancelling the future cancels the coroutine."""
     global _running  # noqa: PLW0603  one loop per process is intended
     with _lock:
-        if _running is None or _running[0] != os.getpid():  # a forked child does not inherit the thread
+        if (
+            _running is None or _running[0] != os.getpid()
+        ):  # a forked child does not inherit the thread
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="leret-background", daemon=True).start()
             _running = os.getpid(), loop
@@ -33,7 +35,9 @@ def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
+async def for_each(
+    items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int
+) -> None:
     """Await ``do(item)`` for every item, at most ``concurrency`` at a time."""
     waiting = iter(items)
 

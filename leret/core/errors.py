@@ -81,13 +81,20 @@ class MissingDependency(LeretError):
     """A missing ``package``. The message says to run ``command``, by default the pip command for ``extra``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
-        from importlib.metadata import PackageNotFoundError, requires  # imported late to keep every command fast
+        from importlib.metadata import (
+            PackageNotFoundError,
+            requires,
+        )  # imported late to keep every command fast
 
         lines: list[str] = []
         with suppress(PackageNotFoundError):  # leret itself is not installed
             lines = requires("leret") or lines
         packages = [f"'{line.partition(';')[0]}'" for line in lines if line.endswith(f"'{extra}'")]
-        others = f"; for a leret checkout, run `pip install {' '.join(packages)}`" if packages and not command else ""
+        others = (
+            f"; for a leret checkout, run `pip install {' '.join(packages)}`"
+            if packages and not command
+            else ""
+        )
         install = command or f"pip install 'leret[{extra}]'"
         super().__init__(f"{package} is not installed; run `{install}`{others}")
 
@@ -110,8 +117,14 @@ def raised(error: BaseException) -> str:
     """Return `reason` and the place in the user's code that raised the error (``ValueError: x (a.py:3)``)."""
     import sysconfig  # imported late to keep every command fast
 
-    libraries = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")), "<")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)]
+    libraries = (
+        str(Path(__file__).parents[1]),
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")),
+        "<",
+    )
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)
+    ]
     if not frames:
         return reason(error)
     path = os.path.relpath(frames[-1].filename)

@@ -67,13 +67,17 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
         try:
             lock.enter_context(FileLock(path, timeout=0, thread_local=False))
         except Timeout:
-            require_writable(path.parent, "directory")  # /proc and /sys fail in the same way as a lock
+            require_writable(
+                path.parent, "directory"
+            )  # /proc and /sys fail in the same way as a lock
             raise busy from None
         yield
 
 
 @contextmanager
-def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: bool = False) -> Iterator[Path]:
+def atomic_directory(
+    directory: Path, key: str, busy: LeretError, *, resumable: bool = False
+) -> Iterator[Path]:
     """Create a directory, ``.NAME.building``, that replaces ``directory`` when the block succeeds.
 
     The new directory is empty unless an unfinished block with the same key left content. OSError if it is not writable.

@@ -35,12 +35,18 @@ def shown() -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
     from rich.table import Column
 
-    name = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=_PART))
-    figures = TextColumn("{task.fields[figures]}", markup=False, style="dim", table_column=Column(no_wrap=True))
+    name = TextColumn(
+        "{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=_PART)
+    )
+    figures = TextColumn(
+        "{task.fields[figures]}", markup=False, style="dim", table_column=Column(no_wrap=True)
+    )
     # Bind the current stream. A console with stderr=True looks up sys.stderr at every write; while a library is muted,
     # that is the stream that redirects to the console, and the console would write to itself forever.
     console = Console(file=sys.stderr)
-    with RichProgress(name, BarColumn(bar_width=_BAR), figures, console=console, refresh_per_second=5) as bars:
+    with RichProgress(
+        name, BarColumn(bar_width=_BAR), figures, console=console, refresh_per_second=5
+    ) as bars:
         yield _Bars(bars)
 
 
@@ -89,7 +95,13 @@ class ProgressLines(Progress):
             clock = f"{minutes // 60}:{minutes % 60:02d}" if minutes >= 60 else str(minutes)
             parts.append(f"{clock}:{rest:02d} left")
         for name, value in self.facts.items():
-            figure = f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+            figure = (
+                f"{value:.3g}"
+                if isinstance(value, float)
+                else f"{value:,}"
+                if isinstance(value, int)
+                else value
+            )
             parts.append(f"{name.replace('_', ' ')} {figure}")
         while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
             parts.pop()
@@ -124,6 +136,11 @@ def plain(text: str) -> str:
 
 def visible(value: Any) -> Any:
     """Replace control, direction and surrogate characters of a template value by [U+XXXX]."""
-    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():  # __html__: markup
+    if (
+        not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable()
+    ):  # __html__: markup
         return value
-    return "".join(char if char.isprintable() or char in "\n\t\xa0\u3000" else f"[U+{ord(char):04X}]" for char in value)
+    return "".join(
+        char if char.isprintable() or char in "\n\t\xa0\u3000" else f"[U+{ord(char):04X}]"
+        for char in value
+    )

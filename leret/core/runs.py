@@ -51,15 +51,31 @@ _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets
 class RunManifest:
     """Content of run.yaml with absolute paths. A section is None or empty until its stage has run."""
 
-    versions: Mapping[str, str | None] = field(default_factory=dict)  # Python and the packages that affect results
-    date: str | None = None  # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
-    sampling: Mapping[str, Any] | None = None  # the resolved recipe of `leret sample`, as JSON values
-    digests: Mapping[str, str] = field(default_factory=dict)  # by name: corpus, program, last sampling policy ...
-    rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest per sampling round, oldest first
+    versions: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # Python and the packages that affect results
+    date: str | None = (
+        None  # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
+    )
+    sampling: Mapping[str, Any] | None = (
+        None  # the resolved recipe of `leret sample`, as JSON values
+    )
+    digests: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by name: corpus, program, last sampling policy ...
+    rounds: Sequence[
+        Mapping[str, Any]
+    ] = ()  # policy, model and digest per sampling round, oldest first
     bank: Mapping[str, Any] | None = None  # names and scores of the bank's prompts
-    searched: Mapping[str, bool] | None = None  # by predictor: True if a search follows the predictor
-    preferences: Mapping[str, Any] = field(default_factory=dict)  # strategy, margin and number of pairs
-    training: Mapping[str, Any] = field(default_factory=dict)  # by name of a trained policy: its key and counts
+    searched: Mapping[str, bool] | None = (
+        None  # by predictor: True if a search follows the predictor
+    )
+    preferences: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # strategy, margin and number of pairs
+    training: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # by name of a trained policy: its key and counts
     eval: Mapping[str, Any] | None = None  # the resolved recipe of the last `leret eval`
     optimize: Mapping[str, Any] | None = None  # digests from which `leret.LeReT` resumes
 
@@ -85,15 +101,21 @@ class Run:
         self.report = path / "report.html"
         self.cache = path / "cache"
         self.setup_lock = path / ".setup.lock"  # held while a process creates files for all shards
-        self._record: tuple[tuple[int, int, int], Any] | None = None  # stamp and content of run.yaml when last read
-        self._manifest: tuple[Mapping[str, Any], RunManifest] | None = None  # record and the manifest built from it
+        self._record: tuple[tuple[int, int, int], Any] | None = (
+            None  # stamp and content of run.yaml when last read
+        )
+        self._manifest: tuple[Mapping[str, Any], RunManifest] | None = (
+            None  # record and the manifest built from it
+        )
 
     @classmethod
     def open(cls, path: Path) -> Run:
         """Open an existing run; RunError if it does not exist or has another layout version."""
         run = cls(path)
         if not run.manifest_path.is_file():
-            raise RunError(f"{path} is not a run directory (no run.yaml); run `leret sample RECIPE --run {path}`")
+            raise RunError(
+                f"{path} is not a run directory (no run.yaml); run `leret sample RECIPE --run {path}`"
+            )
         run.record()
         return run
 
@@ -106,7 +128,9 @@ class Run:
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; choose a directory for the run")
         if path.is_dir() and any(not file.name.startswith(".") for file in path.iterdir()):
-            raise RunError(f"{path} is not empty and is not a run; choose an empty or a new directory")
+            raise RunError(
+                f"{path} is not empty and is not a run; choose an empty or a new directory"
+            )
         from filelock import FileLock  # imported late to keep commands that write nothing fast
 
         with run.writing():
@@ -121,7 +145,10 @@ class Run:
         """Content of run.yaml, reread only after a change; raises the same RunError as `record`."""
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
-            sections = {n: _with_texts(record[n], "$", self._located) for n in record.keys() & RunManifest.__slots__}
+            sections = {
+                n: _with_texts(record[n], "$", self._located)
+                for n in record.keys() & RunManifest.__slots__
+            }
             self._manifest = record, RunManifest(**sections)
         return self._manifest[1]
 
@@ -137,7 +164,9 @@ class Run:
                 self._record = stamp, yaml.load(self.manifest_path.read_text(encoding="utf-8"))
             value: Any = self._record[1]
         except (OSError, ValueError, LeretError) as error:
-            raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
+            raise RunError(
+                f"{self.manifest_path} cannot be read ({error}); restore it or start a new run"
+            ) from error
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
             fault = f"{self.path} has run layout version {schema!r}, but this leret reads version {SCHEMA}"
@@ -148,7 +177,11 @@ class Run:
             with closing(sqlite3.connect(read_uri(self.store), uri=True)) as database:
                 [name] = database.execute("PRAGMA application_id").fetchone()
             if name == prepared["name"]:
-                return {n: value for n, value in {**sections, **prepared["sections"]}.items() if n != "prepared"}
+                return {
+                    n: value
+                    for n, value in {**sections, **prepared["sections"]}.items()
+                    if n != "prepared"
+                }
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
@@ -162,7 +195,9 @@ class Run:
         from filelock import FileLock
 
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
-            value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
+            value: dict[str, Any] = (
+                {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
+            )
             for name, section in _with_texts(sections, "/", self._shared).items():
                 value[name] = {**(value.get(name) or {}), **section} if keep else section
             write_atomically(self.manifest_path, yaml.dump(value))
@@ -171,12 +206,17 @@ class Run:
         """Return a section of run.yaml; RunError if it is empty because the command ``made_by`` has not run."""
         value = getattr(self.manifest, name)
         if not value:
-            raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
+            raise RunError(
+                f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first"
+            )
         return dict(value)
 
     def event(self, stage: str, what: str, **facts: Any) -> None:
         """Append ``{"time", "stage", "event", **facts}`` to events.jsonl; ``time`` is in seconds since 1970 (UTC)."""
-        line = json.dumps({"time": round(time.time(), 3), "stage": stage, "event": what, **facts}, ensure_ascii=False)
+        line = json.dumps(
+            {"time": round(time.time(), 3), "stage": stage, "event": what, **facts},
+            ensure_ascii=False,
+        )
         with self.writing(), (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
@@ -213,14 +253,20 @@ class Run:
             yield
         except OSError as error:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            what = "the disk is full; free some space" if full else f"{error}; choose a writable directory"
+            what = (
+                "the disk is full; free some space"
+                if full
+                else f"{error}; choose a writable directory"
+            )
             again = "and run the same command again to resume"
             raise RunError(f"{self.path} cannot be written: {what} {again}") from error
 
 
 def versions() -> dict[str, str | None]:
     """Return versions of Python and of packages that affect results; None for a missing package."""
-    return {"python": platform.python_version()} | {package: installed_version(package) for package in _PACKAGES}
+    return {"python": platform.python_version()} | {
+        package: installed_version(package) for package in _PACKAGES
+    }
 
 
 def program_digest(program: Mapping[str, Any]) -> str:

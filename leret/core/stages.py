@@ -55,7 +55,9 @@ def source_files(file: Path) -> list[Path]:
     files, todo = dict[Path, None](), [first]
     while todo:
         path = todo.pop()
-        installed = path.is_relative_to(_LERET) or {"site-packages", "dist-packages"}.intersection(path.parts)
+        installed = path.is_relative_to(_LERET) or {"site-packages", "dist-packages"}.intersection(
+            path.parts
+        )
         if path not in files and path.suffix == ".py" and (path == first or not installed):
             files[path] = None
             todo += _imports(path, {first.parent, top})
@@ -64,8 +66,13 @@ def source_files(file: Path) -> list[Path]:
 
 def source_digest(file: Path) -> str:
     """Return a digest of `source_files`; OSError if a file cannot be read."""
-    files = {os.path.relpath(path.resolve(), file.resolve().parent): path for path in source_files(file)}
-    names = {name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for name, path in files.items()}
+    files = {
+        os.path.relpath(path.resolve(), file.resolve().parent): path for path in source_files(file)
+    }
+    names = {
+        name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        for name, path in files.items()
+    }
     return digest(names) if len(names) > 1 else names[file.resolve().name]
 
 
@@ -104,10 +111,16 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 module, level = getattr(node, "module", None), getattr(node, "level", 0)
-                for alias, place in product(node.names, path.parents[level - 1 : level] if level else roots):
+                for alias, place in product(
+                    node.names, path.parents[level - 1 : level] if level else roots
+                ):
                     parts = ".".join(filter(None, (module, alias.name))).split(".")
                     bases = [place.joinpath(*parts[: n + 1]) for n in range(len(parts))]
-                    files = (file for base in bases for file in (Path(f"{base}.py"), base / "__init__.py"))
+                    files = (
+                        file
+                        for base in bases
+                        for file in (Path(f"{base}.py"), base / "__init__.py")
+                    )
                     yield from filter(Path.is_file, files)
 
 
@@ -122,14 +135,18 @@ def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
 
 def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
     """Return the key of a stage's result: a digest of the recipe and the digests or stamps of its inputs."""
-    return digest(recipe if isinstance(recipe, dict | list | str) else recipe.model_dump(mode="json"), inputs)
+    return digest(
+        recipe if isinstance(recipe, dict | list | str) else recipe.model_dump(mode="json"), inputs
+    )
 
 
 def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
     """Return a stage's report; None if the stage is not completed, or its key or a result file's size has changed."""
     try:
         mark = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))
-        same = all((directory / name).stat().st_size == size for name, size in mark["files"].items())
+        same = all(
+            (directory / name).stat().st_size == size for name, size in mark["files"].items()
+        )
         return dict(mark["report"]) if same and mark["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # no mark, or a damaged mark: the stage itself finds the remaining work
@@ -139,7 +156,10 @@ def inputs_unchanged(directory: Path, stage: str) -> bool:
     """Check whether a completed stage's input files still match the stamps in its mark; False if it has no stamps."""
     try:
         inputs = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))["inputs"]
-        return bool(digest(input_stamps(*(directory / name for name in inputs))) == digest(list(inputs.values())))
+        return bool(
+            digest(input_stamps(*(directory / name for name in inputs)))
+            == digest(list(inputs.values()))
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -156,10 +176,16 @@ def mark_completed(
 
     ``inputs`` are stamps of input files, by path, for `inputs_unchanged`.
     """
-    sizes = {os.path.relpath(file, directory): file.stat().st_size for path in files for file in _files(path)}
+    sizes = {
+        os.path.relpath(file, directory): file.stat().st_size
+        for path in files
+        for file in _files(path)
+    }
     mark: dict[str, Any] = {"key": key, "report": dict(report), "files": sizes}
     if inputs is not None:
-        mark["inputs"] = {os.path.relpath(path, directory): stamps for path, stamps in inputs.items()}
+        mark["inputs"] = {
+            os.path.relpath(path, directory): stamps for path, stamps in inputs.items()
+        }
     write_atomically(directory / f"{stage}.done", json.dumps(mark, indent=1, ensure_ascii=False))
 
 
@@ -185,7 +211,9 @@ def check_resumable(
     ]
     if changed:
         listed = "\n".join(changed)
-        raise RunError(f"{where} was started with a different recipe:\n{listed}\nuse the same values, or {otherwise}")
+        raise RunError(
+            f"{where} was started with a different recipe:\n{listed}\nuse the same values, or {otherwise}"
+        )
 
 
 def is_complete_parquet(path: Path) -> bool:
@@ -201,12 +229,16 @@ def is_complete_parquet(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    return [file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()]
+    return [
+        file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()
+    ]
 
 
 def _is_free(key: str, free: Collection[str]) -> bool:
     plain = ".".join(part for part in key.split(".") if not part.isdigit())
-    return any(fnmatchcase(plain, pattern) or fnmatchcase(plain, f"{pattern}.*") for pattern in free)
+    return any(
+        fnmatchcase(plain, pattern) or fnmatchcase(plain, f"{pattern}.*") for pattern in free
+    )
 
 
 def flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:

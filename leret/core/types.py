@@ -49,7 +49,11 @@ Messages = tuple[Message, ...]
 
 def message(role: str, text: str, **more: Json) -> dict[str, Any]:
     """Build a message; values None in ``more`` are left out."""
-    return {"role": role, "content": text, **{name: value for name, value in more.items() if value is not None}}
+    return {
+        "role": role,
+        "content": text,
+        **{name: value for name, value in more.items() if value is not None},
+    }
 
 
 def text_of(message: Message) -> str:
@@ -90,13 +94,17 @@ class Task:
     """Inputs for a program, with labels and metadata. A question is a task with one text input."""
 
     id: str
-    inputs: Mapping[str, Json] = field(hash=False)  # by argument name; a single input goes to a program's only argument
+    inputs: Mapping[str, Json] = field(
+        hash=False
+    )  # by argument name; a single input goes to a program's only argument
     gold: tuple[str, ...] = ()  # ids of the relevant documents, read only by rewards and evaluation
     answers: tuple[str, ...] = ()  # reference answers, all equally correct
     type: str | None = None  # bridge, comparison ...; reports group results by type and ``hops``
     hops: int | None = None
     split: str | None = None  # the data set's split; None if leret splits the data
-    relevance: Mapping[str, int] = field(default_factory=dict, hash=False)  # grades of gold documents, for nDCG
+    relevance: Mapping[str, int] = field(
+        default_factory=dict, hash=False
+    )  # grades of gold documents, for nDCG
     parents: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Parent by chunk, for the whole corpus, if ``gold`` holds parents (`data.gold: parent`); else empty."""
 
@@ -121,7 +129,9 @@ class Task:
         if not isinstance(self.inputs, dict) and hasattr(self.inputs, "text"):
             return str(self.inputs.text)
         values = list(self.inputs.values())
-        return values[0] if len(values) == 1 and isinstance(values[0], str) else _encode(self.inputs)
+        return (
+            values[0] if len(values) == 1 and isinstance(values[0], str) else _encode(self.inputs)
+        )
 
     @property
     def grades(self) -> dict[str, int]:
@@ -135,7 +145,9 @@ class Task:
         ['b', 'a']
         """
         parents = self.parents
-        return list(dict.fromkeys([parents.get(one, one) for one in doc_ids])) if parents else doc_ids
+        return (
+            list(dict.fromkeys([parents.get(one, one) for one in doc_ids])) if parents else doc_ids
+        )
 
     def is_solved_by(self, doc_ids: Sequence[str]) -> bool:
         """Check whether the ranking starts with all gold documents, so that no search can improve it."""
@@ -143,7 +155,9 @@ class Task:
         return bool(gold) and gold == set(self.gold_ids(doc_ids)[: len(gold)])
 
 
-class Passage(NamedTuple):  # leret builds millions of passages; a frozen dataclass takes twice as long
+class Passage(
+    NamedTuple
+):  # leret builds millions of passages; a frozen dataclass takes twice as long
     """A document in a ranking; a higher ``score`` is better."""
 
     doc_id: str
@@ -172,7 +186,9 @@ def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
             known = best.get(passage.doc_id)
             if known is None or passage.score > known.score:
                 best[passage.doc_id] = passage
-    return tuple(sorted(best.values(), key=_score, reverse=True))  # ``reverse`` does not reorder ties
+    return tuple(
+        sorted(best.values(), key=_score, reverse=True)
+    )  # ``reverse`` does not reorder ties
 
 
 class Candidate(NamedTuple):
@@ -198,7 +214,9 @@ class Choice:
 
     predictor: str  # name of the `leret.Pick` in the program
     context: Mapping[str, Any]  # values from the program by name (``question``), unchanged
-    candidates: Sequence[Candidate]  # candidates not picked yet; `STOP` is last if stopping is allowed
+    candidates: Sequence[
+        Candidate
+    ]  # candidates not picked yet; `STOP` is last if stopping is allowed
     picked: tuple[Candidate, ...] = ()  # earlier picks, in order
 
 
@@ -242,11 +260,15 @@ class Outcome:
 
     task: Task
     text: str = ""  # the policy's completion at this step
-    outputs: Mapping[str, Json] = field(default_factory=dict)  # fields parsed from ``text``; empty if parsing fails
+    outputs: Mapping[str, Json] = field(
+        default_factory=dict
+    )  # fields parsed from ``text``; empty if parsing fails
     ranking: Ranking = ()  # all passages retrieved by the end of the step, merged, best first
     prediction: Any = None  # the program's return value; None before it returns
     n_steps: int = 1  # number of LM calls so far
-    deep: tuple[tuple[str, ...], ...] = ()  # ranked document ids of each query, up to the rewards' ``depth``
+    deep: tuple[
+        tuple[str, ...], ...
+    ] = ()  # ranked document ids of each query, up to the rewards' ``depth``
 
     @property
     def doc_ids(self) -> tuple[str, ...]:
@@ -279,8 +301,12 @@ class Sample:
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
-    token_ids: tuple[int, ...] | None = None  # of the completion, end token included; None if the server sends none
-    logprobs: tuple[float, ...] | None = None  # one per token, at temperature 1, with `sampling.token_ids`
+    token_ids: tuple[int, ...] | None = (
+        None  # of the completion, end token included; None if the server sends none
+    )
+    logprobs: tuple[float, ...] | None = (
+        None  # one per token, at temperature 1, with `sampling.token_ids`
+    )
     finish_reason: str | None = None  # stop, or length: cut at max_tokens; None if unknown
 
     @property
@@ -355,4 +381,8 @@ class Rollout:
     @property
     def error(self) -> str | None:
         """The failure as text, or None. An unparsed completion counts as the system's result, not as an error."""
-        return None if self.failure is None or self.unparsed else f"{self.failure.kind}: {self.failure.message}"
+        return (
+            None
+            if self.failure is None or self.unparsed
+            else f"{self.failure.kind}: {self.failure.message}"
+        )

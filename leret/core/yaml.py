@@ -54,7 +54,9 @@ def parse(text: str, source: str) -> Placed:
     try:
         document = YAML(typ="rt").load(text)
     except RecursionError as error:
-        raise ConfigError(f"{source}: nested too deeply; use at most {_MAX_DEPTH} levels") from error
+        raise ConfigError(
+            f"{source}: nested too deeply; use at most {_MAX_DEPTH} levels"
+        ) from error
     except (YAMLError, ValueError) as error:  # ValueError: a date such as 2024-13-45
         raise ConfigError(_fault(error, source)) from error
     placed = Placed(None, {(): f"{source}:1"})
@@ -64,21 +66,36 @@ def parse(text: str, source: str) -> Placed:
         nonlocal n_values
         n_values += 1
         if len(key) > _MAX_DEPTH or n_values > _MAX_VALUES:
-            limits = f"use at most {_MAX_DEPTH} levels and {_MAX_VALUES} values (aliases are expanded)"
+            limits = (
+                f"use at most {_MAX_DEPTH} levels and {_MAX_VALUES} values (aliases are expanded)"
+            )
             raise ConfigError(f"{placed.at(key)}nested too deeply or too long; {limits}")
-        if isinstance(node, TaggedScalar | CommentedMap | CommentedSeq) and node.tag.value is not None:
-            raise ConfigError(f"{placed.at(key)}invalid YAML: unknown tag {node.tag.value}; remove it")
+        if (
+            isinstance(node, TaggedScalar | CommentedMap | CommentedSeq)
+            and node.tag.value is not None
+        ):
+            raise ConfigError(
+                f"{placed.at(key)}invalid YAML: unknown tag {node.tag.value}; remove it"
+            )
         if isinstance(node, CommentedMap | CommentedSeq):
             lines = node.lc.data or {}  # merged keys have no line
             names = list(node) if isinstance(node, CommentedMap) else range(len(node))
-            keys = {name: (*key, name if isinstance(name, int | str) else str(name)) for name in names}
+            keys = {
+                name: (*key, name if isinstance(name, int | str) else str(name)) for name in names
+            }
             for name in names:
                 if name in lines:
                     placed.places[keys[name]] = f"{source}:{lines[name][0] + 1}"
                 if isinstance(node, CommentedMap) and not isinstance(name, str):
-                    placed.problems.append(f"{placed.at(keys[name])}the key {name} must be text; put it in quotes")
+                    placed.problems.append(
+                        f"{placed.at(keys[name])}the key {name} must be text; put it in quotes"
+                    )
             values = {name: plain(node[name], keys[name]) for name in names}
-            return {str(k): v for k, v in values.items()} if isinstance(node, CommentedMap) else list(values.values())
+            return (
+                {str(k): v for k, v in values.items()}
+                if isinstance(node, CommentedMap)
+                else list(values.values())
+            )
         if isinstance(node, bool | ScalarBoolean):
             return bool(node)
         return next((kind(node) for kind in (int, float, str) if isinstance(node, kind)), node)

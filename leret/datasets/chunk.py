@@ -77,11 +77,15 @@ def tokens_of(tokenizer: str) -> Count:
     name = str(policy_path(tokenizer)) if tokenizer in POLICIES else tokenizer
     path = find_model(name, "--tokenizer") / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"--tokenizer {tokenizer}: {path} does not exist; name a model with a tokenizer.json")
+        raise ConfigError(
+            f"--tokenizer {tokenizer}: {path} does not exist; name a model with a tokenizer.json"
+        )
     model = tokenizers.Tokenizer.from_file(str(path))
     model.no_truncation()
     model.no_padding()
-    return lambda texts: [len(one) for one in model.encode_batch(list(map(storable, texts)), add_special_tokens=False)]
+    return lambda texts: [
+        len(one) for one in model.encode_batch(list(map(storable, texts)), add_special_tokens=False)
+    ]
 
 
 def _spans(text: str, room: int, count: Count) -> list[tuple[int, int]]:
@@ -93,7 +97,9 @@ def _spans(text: str, room: int, count: Count) -> list[tuple[int, int]]:
     units = [(0, len(text))]
     for ends in (_SENTENCE_END, _WORD_END, _CHARACTER_END):
         pairs = zip(units, length(units), strict=True)
-        units = [part for unit, n in pairs for part in (_split(text, unit, ends) if n > room else [unit])]
+        units = [
+            part for unit, n in pairs for part in (_split(text, unit, ends) if n > room else [unit])
+        ]
     lengths, spans, first = length(units), [], 0
     while first < len(units):
         last, total = first + 1, lengths[first]

@@ -38,8 +38,13 @@ _MISSING = {
     "doc_id": "field 'doc_id', '_id' or 'id' is missing",
     "text": "field 'text' is missing",
 }
-_PARTS = (re.compile(r"[^|;,\[\]'\"]+"), re.compile(r"[^|;,\s\[\]'\"]+"))  # of a cell with several ids
-_KNOWN = 0.2  # share of a column's ids that the corpus's first rows must have, for a guess by content
+_PARTS = (
+    re.compile(r"[^|;,\[\]'\"]+"),
+    re.compile(r"[^|;,\s\[\]'\"]+"),
+)  # of a cell with several ids
+_KNOWN = (
+    0.2  # share of a column's ids that the corpus's first rows must have, for a guess by content
+)
 
 Table = tuple[str, bool, Sequence[Mapping[str, Any]]]
 """The name of a file, whether it is a corpus, and its first rows."""
@@ -51,17 +56,27 @@ class Renamed(dict[str, Any]):
     columns: tuple[str, ...] = ()
 
 
-def renamed(records: Iterable[Record], fields: FieldSettings, source: str, documents: bool) -> Iterator[Record]:
+def renamed(
+    records: Iterable[Record], fields: FieldSettings, source: str, documents: bool
+) -> Iterator[Record]:
     """Yield records with leret's names for the mapped columns. DataError if a mapped column is in no record."""
     inputs = {} if documents else fields.inputs
-    columns = {k: v for k, v in fields if isinstance(v, str) and (k in _DOCUMENT_NAMES) == documents}
+    columns = {
+        k: v for k, v in fields if isinstance(v, str) and (k in _DOCUMENT_NAMES) == documents
+    }
     absent, present = {*columns.values(), *inputs.values()}, dict[str, None]()
     for record in records:
         if absent:
             present.update(dict.fromkeys(record.value))
             absent -= present.keys()
         value = Renamed({name: cell for name, cell in record.value.items() if name not in columns})
-        value.update({name: record.value[column] for name, column in columns.items() if column in record.value})
+        value.update(
+            {
+                name: record.value[column]
+                for name, column in columns.items()
+                if column in record.value
+            }
+        )
         value.columns = tuple(record.value)
         if inputs:
             cells = {name: record.value.get(column) for name, column in inputs.items()}
@@ -70,7 +85,9 @@ def renamed(records: Iterable[Record], fields: FieldSettings, source: str, docum
     for name, column in (*columns.items(), *inputs.items()):
         if column in absent:
             near = ", ".join(map(repr, get_close_matches(column, present, len(present) or 1, 0.0)))
-            raise DataError(f"{source}: data.fields.{name}: no column {column!r}; the columns are {near}")
+            raise DataError(
+                f"{source}: data.fields.{name}: no column {column!r}; the columns are {near}"
+            )
 
 
 def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
@@ -94,7 +111,9 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
         missing = _guess_by_name(cells, documents, columns, flags)
         if not documents and "relevant_doc_ids" not in {*columns, *cells, *flags}:
             known = {*_QUESTION_NAMES, *chain(*_ALIASES.values())}
-            names = {cell for cell in ids if not cell.isdigit()}  # a number may be a count, a year or a row
+            names = {
+                cell for cell in ids if not cell.isdigit()
+            }  # a number may be a count, a year or a row
             likely = _likely("relevant_doc_ids", cells, {*columns.values(), *known}, names)
             if likely in cells and _known_share(cells[likely], names) >= _KNOWN:
                 columns["relevant_doc_ids"] = likely
@@ -109,13 +128,18 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
                 columns[field] = _likely(field, cells, columns.values(), ids)
         ids.update(*cells.values())
     if faults:
-        ready = " ".join(f"--field {field}={shlex.quote(column)}" for field, column in columns.items())
+        ready = " ".join(
+            f"--field {field}={shlex.quote(column)}" for field, column in columns.items()
+        )
         raise DataError("\n".join([*faults, "name the columns:", f"  {ready}"]))
     return columns
 
 
 def _guess_by_name(
-    cells: Mapping[str, list[str]], documents: bool, columns: dict[str, str], flags: Mapping[str, Any]
+    cells: Mapping[str, list[str]],
+    documents: bool,
+    columns: dict[str, str],
+    flags: Mapping[str, Any],
 ) -> dict[str, str]:
     """Add the guesses for one file to ``columns``, and return a message for each field without a column."""
     missing: dict[str, str] = {}
@@ -135,7 +159,9 @@ def _guess_by_name(
     return missing
 
 
-def _by_name(field: str, pattern: str, cells: Mapping[str, list[str]], used: Collection[str]) -> str | None:
+def _by_name(
+    field: str, pattern: str, cells: Mapping[str, list[str]], used: Collection[str]
+) -> str | None:
     """Return the first unused column with a name like the field; an id must be unique."""
     for column, values in cells.items():
         is_repeated = field in ("id", "doc_id") and len(set(values)) < len(values)
@@ -144,7 +170,9 @@ def _by_name(field: str, pattern: str, cells: Mapping[str, list[str]], used: Col
     return None
 
 
-def _likely(field: str, cells: Mapping[str, list[str]], used: Collection[str], ids: set[str]) -> str:
+def _likely(
+    field: str, cells: Mapping[str, list[str]], used: Collection[str], ids: set[str]
+) -> str:
     """Return the unused column that is most like a field: ids of the corpus, distinct ids, or long texts."""
 
     def rank(column: str) -> float:

@@ -11,7 +11,9 @@ from hashlib import blake2b
 from leret.core.errors import DataError
 from leret.core.types import Document
 
-_PARENT = 1 << 63  # added to the length of a parent in the digest, to distinguish it from a title, text or id
+_PARENT = (
+    1 << 63
+)  # added to the length of a parent in the digest, to distinguish it from a title, text or id
 
 
 class Corpus(Mapping[str, Document]):
@@ -32,8 +34,13 @@ class Corpus(Mapping[str, Document]):
             if self._places.setdefault(document.doc_id, place) != place:
                 raise DataError(f"two documents have the id {document.doc_id!r}; make ids unique")
             # surrogatepass: JSON may hold lone surrogates
-            parts = [part.encode("utf-8", "surrogatepass") for part in (document.doc_id, document.title, document.text)]
-            for part in parts:  # with its length, so that moving a word from title to text changes the digest
+            parts = [
+                part.encode("utf-8", "surrogatepass")
+                for part in (document.doc_id, document.title, document.text)
+            ]
+            for part in (
+                parts
+            ):  # with its length, so that moving a word from title to text changes the digest
                 content.update(len(part).to_bytes(8, "big") + part)
             if document.parent is not None:
                 parent = document.parent.encode("utf-8", "surrogatepass")
@@ -52,7 +59,9 @@ class Corpus(Mapping[str, Document]):
     def __getitem__(self, doc_id: str) -> Document:
         place = self._places[doc_id]
         start, middle, end = self._ends[2 * place : 2 * place + 3]
-        return Document(doc_id, self._text(start, middle), self._text(middle, end), self.parents.get(doc_id))
+        return Document(
+            doc_id, self._text(start, middle), self._text(middle, end), self.parents.get(doc_id)
+        )
 
     def __contains__(self, doc_id: object) -> bool:
         return doc_id in self._places

@@ -75,12 +75,16 @@ class FetchReport:
 class PageError(Exception):
     """A page without text. If ``wait_s`` is not 0, `fetch` tries again; if ``transient``, the next `fetch` does."""
 
-    def __init__(self, kind: str, why: str, *, transient: bool = False, status: int = 0, wait_s: float = 0.0) -> None:
+    def __init__(
+        self, kind: str, why: str, *, transient: bool = False, status: int = 0, wait_s: float = 0.0
+    ) -> None:
         super().__init__(why)
         self.kind, self.transient, self.status, self.wait_s = kind, transient, status, wait_s
 
 
-def read_list(path: Path, url_field: str | None, id_field: str | None) -> tuple[dict[str, str], list[Fault]]:
+def read_list(
+    path: Path, url_field: str | None, id_field: str | None
+) -> tuple[dict[str, str], list[Fault]]:
     """Return the URL by document id (default: the URL), and the entries without a valid URL.
 
     A list is JSON lines or CSV with the column ``url_field``, or has one URL per line. DataError if no URL is valid.
@@ -101,7 +105,11 @@ def read_list(path: Path, url_field: str | None, id_field: str | None) -> tuple[
 
 
 def fetch(
-    urls: Mapping[str, str], faults: Sequence[Fault], directory: Path, settings: FetchSettings, progress: Progress
+    urls: Mapping[str, str],
+    faults: Sequence[Fault],
+    directory: Path,
+    settings: FetchSettings,
+    progress: Progress,
 ) -> FetchReport:
     """Fetch the pages of a list that are not in the cache, then write the corpus and all failures.
 
@@ -112,9 +120,13 @@ def fetch(
         MissingDependency: trafilatura is not installed.
     """
     import_optional("trafilatura", "trafilatura", "fetch")
-    busy = DataError(f"another process is fetching into {directory}; wait for it, or use another --out")
+    busy = DataError(
+        f"another process is fetching into {directory}; wait for it, or use another --out"
+    )
     with locked(directory / ".lock", busy):
-        fetcher = Fetcher(directory / "pages", settings, {str(_web_url(url)) for url in urls.values()}, progress)
+        fetcher = Fetcher(
+            directory / "pages", settings, {str(_web_url(url)) for url in urls.values()}, progress
+        )
         progress.start("fetching", len(fetcher.missing))
         asyncio.run(fetcher.run())
         progress.finish()
@@ -126,7 +138,9 @@ def fetch(
         write_atomically(directory / "failures.tsv", storable("".join(lines)))
     n = len(urls) + len(faults) - len(failures)
     if not n:
-        raise DataError(f"no page could be fetched; {directory / 'failures.tsv'} has the reasons").failed()
+        raise DataError(
+            f"no page could be fetched; {directory / 'failures.tsv'} has the reasons"
+        ).failed()
     return FetchReport(n, len(fetcher.missing), tuple(failures))
 
 
@@ -160,7 +174,9 @@ class Fetcher:
         """Fetch the missing pages."""
         import aiohttp
 
-        sites = [list(urls) for _, urls in groupby(self.missing, key=lambda url: _web_url(url).origin())]
+        sites = [
+            list(urls) for _, urls in groupby(self.missing, key=lambda url: _web_url(url).origin())
+        ]
         async with aiohttp.ClientSession(
             headers={"User-Agent": f"{_AGENT}/{__version__}", "Accept-Encoding": "gzip"},
             connector=aiohttp.TCPConnector(limit=0),
@@ -175,7 +191,9 @@ class Fetcher:
 
     def _is_missing(self, url: str) -> bool:
         record = self.record(url)
-        return record is None or ("kind" in record and (record["transient"] or record["limits"] != self._key))
+        return record is None or (
+            "kind" in record and (record["transient"] or record["limits"] != self._key)
+        )
 
     async def _store(self, url: str) -> None:
         record: dict[str, Any] = {"url": url}
@@ -183,7 +201,12 @@ class Fetcher:
             body = await self._get(_web_url(url), is_page=True)
             record["title"], record["text"] = await asyncio.to_thread(main_text, *body)
         except PageError as error:
-            record |= {"kind": error.kind, "reason": str(error), "transient": error.transient, "limits": self._key}
+            record |= {
+                "kind": error.kind,
+                "reason": str(error),
+                "transient": error.transient,
+                "limits": self._key,
+            }
         write_atomically(self._path(url), storable(json.dumps(record, ensure_ascii=False)))
         self._progress.advance(1)
 
@@ -202,7 +225,10 @@ class Fetcher:
         left_s = self._settings.timeout_s
         for _ in range(self._settings.max_redirects + 1):
             if _host(url) not in self._hosts:
-                raise PageError("redirect", f"redirects to {_host(url)}, which is not in the list (see --allow-host)")
+                raise PageError(
+                    "redirect",
+                    f"redirects to {_host(url)}, which is not in the list (see --allow-host)",
+                )
             if is_page:
                 await self._require_permission(url)
             rate = self._rates.setdefault(url.origin(), RateLimit(self._settings.rate, self._clock))
@@ -220,31 +246,46 @@ class Fetcher:
         import aiohttp
 
         try:
-            async with asyncio.timeout(left_s), self._session.get(url, allow_redirects=False) as response:
+            async with (
+                asyncio.timeout(left_s),
+                self._session.get(url, allow_redirects=False) as response,
+            ):
                 if response.status in _REDIRECTS and "Location" in response.headers:
                     return _web_url(response.headers["Location"], url)
                 if (status := response.status) != 200:
                     busy = status == 429 or status >= 500
-                    wait_s = max(_BACKOFF_S, retry_after_s(response.headers) or 0.0) if busy else 0.0
+                    wait_s = (
+                        max(_BACKOFF_S, retry_after_s(response.headers) or 0.0) if busy else 0.0
+                    )
                     kind, why = f"status {status}", response.reason or ""
                     raise PageError(kind, why, transient=busy, status=status, wait_s=wait_s)
                 if is_page and response.content_type not in (_TEXT, *_HTML):
-                    raise PageError("type", f"{response.content_type} instead of HTML or plain text")
+                    raise PageError(
+                        "type", f"{response.content_type} instead of HTML or plain text"
+                    )
                 return await self._read(response), response.content_type, response.charset
         except TimeoutError as error:
-            raise PageError("timeout", f"more than {self._settings.timeout_s:g} s", transient=True) from error
+            raise PageError(
+                "timeout", f"more than {self._settings.timeout_s:g} s", transient=True
+            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise PageError("connection", reason(error), transient=True, wait_s=_BACKOFF_S) from error
+            raise PageError(
+                "connection", reason(error), transient=True, wait_s=_BACKOFF_S
+            ) from error
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         limit, content = self._settings.max_bytes, bytearray()
-        encoding = response.headers.get("Content-Encoding", "identity").strip().lower().removeprefix("x-")
+        encoding = (
+            response.headers.get("Content-Encoding", "identity").strip().lower().removeprefix("x-")
+        )
         if encoding not in {"identity", "gzip", "deflate"}:
             raise PageError("type", f"compressed as {encoding} instead of gzip or deflate")
         unzip = None if encoding == "identity" else _Unzip()
         try:
             async for chunk in response.content.iter_any():
-                content += chunk if unzip is None else unzip.decompress(chunk, limit + 1 - len(content))
+                content += (
+                    chunk if unzip is None else unzip.decompress(chunk, limit + 1 - len(content))
+                )
                 if len(content) > limit:
                     raise PageError("size", f"more than {limit:,} bytes")
         except zlib.error as error:
@@ -291,7 +332,9 @@ class _Unzip:
     def decompress(self, chunk: bytes, limit: int) -> bytes:
         """Return at most ``limit`` bytes."""
         content = self._member.decompress(chunk, limit)
-        while len(content) < limit and (rest := self._member.unused_data.lstrip(b"\0")).startswith(b"\x1f\x8b"):
+        while len(content) < limit and (rest := self._member.unused_data.lstrip(b"\0")).startswith(
+            b"\x1f\x8b"
+        ):
             self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
             content += self._member.decompress(rest, limit - len(content))
         return content
@@ -310,7 +353,9 @@ def main_text(content: bytes, kind: str, charset: str | None) -> tuple[str, str]
 
         try:
             source = text if charset else content
-            page: Any = trafilatura.bare_extraction(source, include_comments=False, with_metadata=True)
+            page: Any = trafilatura.bare_extraction(
+                source, include_comments=False, with_metadata=True
+            )
         except Exception as error:
             raise PageError("text", f"cannot be parsed ({reason(error)})") from error
         title, text = (getattr(page, name, None) or "" for name in ("title", "text"))
@@ -319,7 +364,9 @@ def main_text(content: bytes, kind: str, charset: str | None) -> tuple[str, str]
     return title, text
 
 
-def _rows(path: Path, url_field: str | None, problems: Problems) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows(
+    path: Path, url_field: str | None, problems: Problems
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if url_field is None:
         yield from ((f"{path}:{number}", {"url": line}) for number, line in lines(path, problems))
     else:
@@ -337,7 +384,9 @@ def _web_url(text: str, base: URL | None = None) -> URL:
             return url.with_fragment(None)
     except ValueError:
         pass
-    raise PageError(kind, f"{cut}{text[:200]!r}, which is not an http or https URL without user and password")
+    raise PageError(
+        kind, f"{cut}{text[:200]!r}, which is not an http or https URL without user and password"
+    )
 
 
 def _host(url: URL) -> str:

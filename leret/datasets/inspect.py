@@ -34,15 +34,21 @@ class DataReport:
     types: Mapping[str, int]
     hops: Mapping[int, int]  # by number of hops, 0 if unknown
     gold: Mapping[int, int]  # by number of gold documents
-    gold_coverage: float | None  # share of gold documents that the corpus has; None without corpus or gold documents
+    gold_coverage: (
+        float | None
+    )  # share of gold documents that the corpus has; None without corpus or gold documents
     answers: Mapping[int, int]  # by number of reference answers
-    question_words: Mapping[str, float]  # minimum, median, mean and maximum; all 0 without questions
+    question_words: Mapping[
+        str, float
+    ]  # minimum, median, mean and maximum; all 0 without questions
     document_words: Mapping[str, float]  # title included
     n_unused_documents: int  # documents that are gold for no task
     duplicate_questions: int  # questions with the same text as another question
     n_merged: int  # records that `data.merge_questions` merged with an earlier one
     duplicate_documents: int
-    skipped: Mapping[str, int]  # bad, doubtful and left-out records of the question and corpus files, by kind
+    skipped: Mapping[
+        str, int
+    ]  # bad, doubtful and left-out records of the question and corpus files, by kind
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
 
@@ -75,7 +81,9 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         gold_coverage=mean(tasks.gold.values()) if tasks.gold else None,
         answers=_counted(len(task.answers) for task in tasks),
         question_words=_spread([len(task.text.split()) for task in tasks]),
-        document_words=_spread([len(document.title.split()) + len(document.text.split()) for document in documents]),
+        document_words=_spread(
+            [len(document.title.split()) + len(document.text.split()) for document in documents]
+        ),
         n_unused_documents=sum(parents.get(doc_id, doc_id) not in used for doc_id in corpus),
         duplicate_questions=_repeated(digest(task.text) for task in tasks),
         n_merged=tasks.n_merged,
@@ -89,7 +97,9 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
 def guess_fields(questions: str, corpus: str | None, flags: Mapping[str, Any]) -> dict[str, str]:
     """Guess `data.fields` from the first rows of a question file and of its corpus, both of kind jsonl; see `guess`."""
     tables = []
-    for source, documents in [(questions, False)] if corpus is None else [(corpus, True), (questions, False)]:
+    for source, documents in (
+        [(questions, False)] if corpus is None else [(corpus, True), (questions, False)]
+    ):
         records = islice(JSONL.rows(source, Problems()), _ROWS)
         tables.append((source, documents, [record.value for record in records]))
     return guess(tables, flags)
@@ -105,4 +115,9 @@ def _counted(values: Iterable[Any]) -> dict[Any, int]:
 
 def _spread(values: Sequence[int]) -> dict[str, float]:
     values = values or [0]
-    return {"minimum": min(values), "median": median(values), "mean": mean(values), "maximum": max(values)}
+    return {
+        "minimum": min(values),
+        "median": median(values),
+        "mean": mean(values),
+        "maximum": max(values),
+    }

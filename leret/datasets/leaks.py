@@ -31,7 +31,10 @@ _KINDS = {
 
 
 def find_leaks(
-    evaluation: Sequence[Task], training: Sequence[Task], pretrained: Collection[str] = (), unknown: Sequence[str] = ()
+    evaluation: Sequence[Task],
+    training: Sequence[Task],
+    pretrained: Collection[str] = (),
+    unknown: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Compare each evaluation question with all training questions, in linear time.
 
@@ -51,7 +54,9 @@ def find_leaks(
     pairs, n_shared = list[tuple[str, str, str | None]](), 0
     for task in evaluation:
         keys = (*_keys(task), *_utterance_keys(utterances(task)[-1:]))
-        pair = next(((task.id, kind, known[kind][key]) for kind, key in keys if key in known[kind]), None)
+        pair = next(
+            ((task.id, kind, known[kind][key]) for kind, key in keys if key in known[kind]), None
+        )
         if pair is not None:
             pairs.append(pair)
         else:
@@ -64,7 +69,9 @@ def find_leaks(
         "by_kind": {kind: by_kind[kind] for kind in _KINDS},
         "n_shared_gold": n_shared,
         "unknown": list(unknown),
-        "examples": [{"id": one, "kind": kind, "training_id": other} for one, kind, other in pairs[:_SHOWN]],
+        "examples": [
+            {"id": one, "kind": kind, "training_id": other} for one, kind, other in pairs[:_SHOWN]
+        ],
     }
     return {"verdict": _verdict(result), **result}
 
@@ -74,22 +81,33 @@ def _verdict(leaks: Mapping[str, Any]) -> str:
     compared = f"one of {leaks['n_trained']:,} training questions"
     if leaks["n_pretrained"]:
         compared += f" or {leaks['n_pretrained']:,} texts from pretraining"
-    kinds = ", ".join(f"{count:,} {_KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
+    kinds = ", ".join(
+        f"{count:,} {_KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count
+    )
     if n:
         verb = "resemble" if n > 1 else "resembles"
-        parts = [f"look at these: {n:,} of {leaks['n_questions']:,} questions {verb} {compared}: {kinds}"]
+        parts = [
+            f"look at these: {n:,} of {leaks['n_questions']:,} questions {verb} {compared}: {kinds}"
+        ]
     else:
         parts = [f"passed, none of {leaks['n_questions']:,} questions resembles {compared}"]
     if n_shared_gold:
-        parts.append(f"{n_shared_gold:,} share only a gold document with a training question, which is no leak")
+        parts.append(
+            f"{n_shared_gold:,} share only a gold document with a training question, which is no leak"
+        )
     if leaks["unknown"]:
-        parts.append(f"not compared with the texts that {', '.join(leaks['unknown'])} learned from, which are unknown")
+        parts.append(
+            f"not compared with the texts that {', '.join(leaks['unknown'])} learned from, which are unknown"
+        )
     return "leak check: " + "; ".join(parts)
 
 
 def write_fingerprints(directory: Path, texts: Iterable[str]) -> None:
     """Record the texts that a policy learns from; the texts cannot be read back from the record."""
-    write_atomically(directory / FINGERPRINTS, "".join(f"{one}\n" for one in sorted(set(map(fingerprint, texts)))))
+    write_atomically(
+        directory / FINGERPRINTS,
+        "".join(f"{one}\n" for one in sorted(set(map(fingerprint, texts)))),
+    )
 
 
 def fingerprint(text: str) -> str:
@@ -102,7 +120,9 @@ def fingerprint(text: str) -> str:
 
 
 def _digest(words: Iterable[str]) -> str:
-    return blake2b(" ".join(sorted(words)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return blake2b(
+        " ".join(sorted(words)).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 def _keys(task: Task) -> Iterator[tuple[str, Any]]:

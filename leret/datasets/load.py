@@ -32,11 +32,19 @@ class Loaded:
     """Loaded tasks, and the faults of skipped records."""
 
     items: tuple[Task, ...]  # in file order, or in hash order with `data.limit` or `data.part`
-    skipped: Mapping[str, int] = field(default_factory=dict)  # number of skipped and doubtful records by kind
+    skipped: Mapping[str, int] = field(
+        default_factory=dict
+    )  # number of skipped and doubtful records by kind
     problems: tuple[str, ...] = ()  # first faults, one line each
-    held_out: frozenset[str] = frozenset()  # ids of all test tasks, and of other tasks with the same text
-    gold: Mapping[str, bool] = field(default_factory=dict)  # gold documents of all splits: True if in the corpus
-    n_merged: int = 0  # records of all splits that `data.merge_questions` merged with an earlier one
+    held_out: frozenset[str] = (
+        frozenset()
+    )  # ids of all test tasks, and of other tasks with the same text
+    gold: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # gold documents of all splits: True if in the corpus
+    n_merged: int = (
+        0  # records of all splits that `data.merge_questions` merged with an earlier one
+    )
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -61,7 +69,9 @@ def load(data: DataSettings) -> Data:
 
 
 def load_tasks(
-    data: DataSettings, corpus: Collection[str] | None = None, parents: Mapping[str, str] | None = None
+    data: DataSettings,
+    corpus: Collection[str] | None = None,
+    parents: Mapping[str, str] | None = None,
 ) -> Loaded:
     """Load at most `data.limit` tasks of `data.split`. A larger limit keeps the tasks of a smaller one.
 
@@ -86,7 +96,9 @@ def load_tasks(
             if data.split in ("all", name):
                 yield task
 
-    chosen = limited(of_split(), data.limit, data.seed, data.part)  # reads all records, to find all faults
+    chosen = limited(
+        of_split(), data.limit, data.seed, data.part
+    )  # reads all records, to find all faults
     problems.check(source, data.skip_invalid, sizes.total() > 0)
     tested = set(test.values())
     duplicates = {id for id, text in others.items() if text in tested}
@@ -94,9 +106,15 @@ def load_tasks(
     if not tasks:
         splits = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none"
         dropped = f" ({len(chosen)} left out: same text as in split test)" if chosen else ""
-        raise DataError(f"{source}: no question in split {data.split}{dropped}; available: {splits}")
-    skipped = dict(problems.skipped) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
-    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), gold, n_merged)
+        raise DataError(
+            f"{source}: no question in split {data.split}{dropped}; available: {splits}"
+        )
+    skipped = dict(problems.skipped) | (
+        {_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {}
+    )
+    return Loaded(
+        tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), gold, n_merged
+    )
 
 
 def load_corpus(data: DataSettings) -> Corpus:
@@ -114,7 +132,9 @@ def split_name(task: Task, seed: int = 0) -> str:
     return task.split or split_of(task.id, seed)
 
 
-def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None) -> tuple[Task, ...]:
+def limited(
+    tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None
+) -> tuple[Task, ...]:
     """Return part I/N of the first ``limit`` tasks in hash order of ids; all in file order if both are None."""
 
     def rank(task: Task) -> int:
@@ -137,15 +157,27 @@ def _tasks(
     seen: dict[str, tuple[int, int]] = {}
     by_parent = data.gold == "parent"
     if by_parent and corpus is None:
-        raise DataError("data.gold is parent, but there is no corpus with the chunks; set data.corpus")
-    ids: Container[str] = {parents.get(one, one) for one in corpus or ()} if by_parent else corpus or ()
-    hint = "; if gold documents are parents of its chunks, set data.gold: parent" if parents and not by_parent else ""
+        raise DataError(
+            "data.gold is parent, but there is no corpus with the chunks; set data.corpus"
+        )
+    ids: Container[str] = (
+        {parents.get(one, one) for one in corpus or ()} if by_parent else corpus or ()
+    )
+    hint = (
+        "; if gold documents are parents of its chunks, set data.gold: parent"
+        if parents and not by_parent
+        else ""
+    )
     for record, task in reader_of(data.kind).tasks(data, problems):
         with problems.at(record.place):
             words = hash(task.text) if data.merge_questions else record.number
             first, words_of_first = seen.setdefault(task.id, (record.number, words))
             if words != words_of_first:
-                advice = "" if data.merge_questions else "; data.merge_questions: true merges equal questions"
+                advice = (
+                    ""
+                    if data.merge_questions
+                    else "; data.merge_questions: true merges equal questions"
+                )
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
             cell = record.value.get("relevant_doc_ids")
@@ -192,7 +224,11 @@ def _union(first: Task, other: Task) -> Task:
 
 
 def _with_gold(
-    task: Task, ids: Container[str], parents: Mapping[str, str], hint: str, coverage: dict[str, bool]
+    task: Task,
+    ids: Container[str],
+    parents: Mapping[str, str],
+    hint: str,
+    coverage: dict[str, bool],
 ) -> Task:
     gold: dict[str, int] = {}
     for doc_id, grade in task.grades.items():
@@ -202,7 +238,9 @@ def _with_gold(
     if missing := [doc_id for doc_id in task.gold if not coverage[doc_id]]:
         fault = f"gold document {missing[0]!r} of question {task.id!r} is not in the corpus"
         raise BadRecord("unknown gold", fault + hint)
-    return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {}, parents=parents)
+    return replace(
+        task, gold=tuple(gold), relevance=gold if task.relevance else {}, parents=parents
+    )
 
 
 def _spelling(doc_id: str, ids: Container[str]) -> str | None:
@@ -236,13 +274,19 @@ def _source(data: DataSettings) -> str:
 
 def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not has_corpus(data):
-        raise DataError(f"files of kind {data.kind} have no documents; set data.corpus to a corpus file")
+        raise DataError(
+            f"files of kind {data.kind} have no documents; set data.corpus to a corpus file"
+        )
     source = data.corpus_file or _source(data)
     problems = Problems()
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
-        advice = "choose a file with doc_id, title and text" if data.corpus_file else "set data.corpus to a corpus file"
+        advice = (
+            "choose a file with doc_id, title and text"
+            if data.corpus_file
+            else "set data.corpus to a corpus file"
+        )
         raise DataError(f"{source} has no documents; {advice}")
     corpus.skipped = problems.skipped
     return corpus, problems

@@ -32,7 +32,9 @@ _FIELDS = (
     "a document has doc_id, title, text; set data.fields (`leret init --field NAME=COLUMN`) to read other columns"
 )
 _TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
-_BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
+_BAD_CHARACTER = re.compile(
+    "[\0\udc80-\udcff]"
+)  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -91,7 +93,9 @@ class Problems:
         lines = []
         for fault, (place, *others) in self._faults.items():
             n = self._times[fault]
-            at = ", ".join(other.rpartition(":")[2] for other in others) + (" ..." if n > _PLACES else "")
+            at = ", ".join(other.rpartition(":")[2] for other in others) + (
+                " ..." if n > _PLACES else ""
+            )
             lines.append(f"{place}: {fault}" + (f" ({n:,} records: also {at})" if others else ""))
         return lines
 
@@ -102,9 +106,13 @@ class Problems:
             return
         left = n - self._times.total()
         more = [f"and {left:,} more"] if left else []
-        lines = "\n  ".join([*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])])
+        lines = "\n  ".join(
+            [*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])]
+        )
         advice = ", or skip them with data.skip_invalid (--skip-invalid)" if any_good else ""
-        raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nfix them{advice}")
+        raise DataError(
+            f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nfix them{advice}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +181,11 @@ def lines(path: Path, problems: Problems, ends: str | None = None) -> Iterator[t
                     fault = f"a line is longer than {MAX_RECORD >> 20} MiB, so the file is not JSON lines"
                     raise DataError(f"{path}: {fault}; choose another file")
                 try:
-                    line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip(ends)
+                    line = (
+                        raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
+                        .decode("utf-8")
+                        .strip(ends)
+                    )
                 except UnicodeDecodeError as error:
                     fault = f"not UTF-8 at byte {error.start} of the line"
                     problems.add(f"{path}:{number}", BadRecord("not UTF-8", fault))
@@ -205,7 +217,9 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a directory; choose a file in it (only beir and medquad read folders)") from error
+        raise DataError(
+            f"{path} is a directory; choose a file in it (only beir and medquad read folders)"
+        ) from error
     except PermissionError as error:
         raise DataError(f"{path}: permission denied; make the file readable") from error
     except (EOFError, OSError, zlib.error) as error:
@@ -238,7 +252,11 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
         except BadRecord as problem:
             problems.add(place, problem)
         except (RecursionError, ValueError) as error:  # RecursionError: nested too deeply
-            fault = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            fault = (
+                f"{error.msg} at column {error.colno}"
+                if isinstance(error, json.JSONDecodeError)
+                else error
+            )
             problems.add(place, BadRecord("broken JSON", f"broken JSON ({fault}): {line[:60]!r}"))
         else:
             yield place, number, value
@@ -307,7 +325,9 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
             except csv.Error as error:
                 if len(current) > 1:
                     advice = "close it, or write a quote in a quoted cell twice"
-                    raise DataError(f"{path}:{number}: the row opens a quote that is not closed; {advice}") from error
+                    raise DataError(
+                        f"{path}:{number}: the row opens a quote that is not closed; {advice}"
+                    ) from error
                 problems.add(f"{path}:{number}", BadRecord("broken table", f"broken CSV ({error})"))
                 continue
             if cells is None:
@@ -331,7 +351,9 @@ def _table_lines(path: Path, file: io.BufferedReader, current: list[str]) -> Ite
     with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
         for number, line in enumerate(text, 1):
             if _BAD_CHARACTER.search(line):
-                raise DataError(f"{path}:{number}: the line has a NUL or is not UTF-8; save the file as UTF-8")
+                raise DataError(
+                    f"{path}:{number}: the line has a NUL or is not UTF-8; save the file as UTF-8"
+                )
             current.append(line)
             yield line
 
@@ -348,8 +370,15 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", number, row
-    except (OSError, OverflowError, ValueError, pa.ArrowException) as error:  # ValueError: text that is not UTF-8
-        raise DataError(f"{path}: row {number + 1} cannot be read ({reason(error)}); write the file again") from error
+    except (
+        OSError,
+        OverflowError,
+        ValueError,
+        pa.ArrowException,
+    ) as error:  # ValueError: text that is not UTF-8
+        raise DataError(
+            f"{path}: row {number + 1} cannot be read ({reason(error)}); write the file again"
+        ) from error
 
 
 def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
@@ -364,7 +393,9 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
                 depth += event in {"start_map", "start_array"}
                 depth -= event in {"end_map", "end_array"}
                 if depth > _MAX_DEPTH:
-                    raise DataError(f"{path}: item {number + 1} is nested more than {_MAX_DEPTH} deep; fix the file")
+                    raise DataError(
+                        f"{path}: item {number + 1} is nested more than {_MAX_DEPTH} deep; fix the file"
+                    )
                 if depth == 0 or (depth == 1 and event == "start_array"):
                     continue
                 if event == "start_map":
@@ -382,4 +413,6 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
                     item = ObjectBuilder()
     except (ijson.JSONError, ValueError) as error:  # ValueError: a number of over 4,300 digits
         fault = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
-        raise DataError(f"{path}: item {number + 1}: broken JSON ({fault}); fix the file") from error
+        raise DataError(
+            f"{path}: item {number + 1}: broken JSON ({fault}); fix the file"
+        ) from error

@@ -34,8 +34,13 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     from leret.optimize.rounds import Recipe, run_stage, schedule
 
     recipes: list[Recipe] = [
-        load_recipe("sampling/demo.yaml", SamplingRecipe, [f"data.seed={seed}", f"sampling.seed={seed}"]),
-        *(load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"]) for name in TRAININGS),
+        load_recipe(
+            "sampling/demo.yaml", SamplingRecipe, [f"data.seed={seed}", f"sampling.seed={seed}"]
+        ),
+        *(
+            load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
+            for name in TRAININGS
+        ),
         load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]),
     ]
     run = Run.create(out)
@@ -78,7 +83,9 @@ class ExampleData(NamedTuple):
     retriever: Retriever
 
 
-def example_data(seed: int = 0, n_train: int = 150, n_val: int = 50, n_test: int = 150) -> ExampleData:
+def example_data(
+    seed: int = 0, n_train: int = 150, n_val: int = 50, n_test: int = 150
+) -> ExampleData:
     """Generate a world of invented people and works, in the vocabulary of the shipped policy ``demo``.
 
     Every question has two relevant documents. The text of the first document leads to the second.

@@ -47,7 +47,9 @@ class CandidateRanking:
         left = {one.id: one for one in choice.candidates if one is not STOP}
         if all(one.position is None for one in left.values()):
             return next(iter(left))
-        candidates = {one.id: one for one in (*choice.candidates, *choice.picked) if one is not STOP}
+        candidates = {
+            one.id: one for one in (*choice.candidates, *choice.picked) if one is not STOP
+        }
         key = task.id, choice.predictor, hash(frozenset(candidates))
         if key not in self._rankings:
             query = str(choice.context.get("question") or task.text)
@@ -71,15 +73,21 @@ class ScriptedPolicy:
     wanted: Callable[[Task], Sequence[str]] | None = None
     _rank: CandidateRanking = field(default_factory=CandidateRanking, init=False)
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+    async def act(
+        self, task: Task, need: NeedsCompletion, step: int, index: int
+    ) -> tuple[LMCall, Step]:
         if need.choice is not None:
             left = {one.id: one.text for one in need.choice.candidates if one is not STOP}
             wanted = [id for id in (self.wanted(task) if self.wanted else ()) if id in left]
             empty = [id for id, text in left.items() if not text]
             chosen = (wanted or empty or [self._rank.first(task, need.choice)])[0]
-            return LMCall(need.predictor, need.inputs, (), None, {"id": chosen}), self.formatter.step(need, chosen)
+            return LMCall(
+                need.predictor, need.inputs, (), None, {"id": chosen}
+            ), self.formatter.step(need, chosen)
         outputs = answer_fields(need.predictor, need.call.signature, self.script(task, step))
-        return LMCall(need.predictor, need.inputs, (), None, outputs), self.formatter.scripted(need, outputs)
+        return LMCall(need.predictor, need.inputs, (), None, outputs), self.formatter.scripted(
+            need, outputs
+        )
 
 
 def rank(query: str, documents: list[Document]) -> list[str]:
@@ -88,7 +96,11 @@ def rank(query: str, documents: list[Document]) -> list[str]:
         [ranking] = BM25.build(Corpus(documents)).search([query], len(documents))
     except RetrievalError:  # no document has any words
         ranking = ()
-    return list(dict.fromkeys([*(passage.doc_id for passage in ranking), *(one.doc_id for one in documents)]))
+    return list(
+        dict.fromkeys(
+            [*(passage.doc_id for passage in ranking), *(one.doc_id for one in documents)]
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -102,15 +114,21 @@ class HydeActor:
     policy: Policy
     decoding: Decoding
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+    async def act(
+        self, task: Task, need: NeedsCompletion, step: int, index: int
+    ) -> tuple[LMCall, Step]:
         prompt = f"Write a short passage of an encyclopedia that answers the question.\nQuestion: {task.text}\nPassage:"
         messages = ({"role": "user", "content": prompt},)
         decoding = replace(self.decoding, max_tokens=max(self.decoding.max_tokens, _PASSAGE_TOKENS))
-        [completion] = await self.policy.complete(decoding.request(need, messages, task.id, step, "hyde", index))
+        [completion] = await self.policy.complete(
+            decoding.request(need, messages, task.id, step, "hyde", index)
+        )
         passage = " ".join(completion.text.split()) or task.text
         outputs = answer_fields(need.predictor, need.call.signature, (passage,))
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
-        call = LMCall(need.predictor, need.inputs, messages, completion.text, outputs, n_tokens=n_tokens)
+        call = LMCall(
+            need.predictor, need.inputs, messages, completion.text, outputs, n_tokens=n_tokens
+        )
         return call, Step(need.call, [outputs])
 
 
@@ -141,7 +159,9 @@ def query_places(rollout: Rollout) -> dict[int, int]:
     return places
 
 
-def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
+def oracle_titles(
+    corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]
+) -> Script:
     """Return a script that writes the gold titles in order, one per query; the last query has all remaining titles.
 
     Any further query repeats the last title. ``places`` maps task ids to the results of `query_places`.
@@ -149,7 +169,9 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
     def script(task: Task, step: int) -> Sequence[str]:
         gold = [document for doc_id in task.gold if (document := find(corpus, doc_id))]
-        titles = [d.title.strip() or " ".join(d.text.split()[:_HEAD_WORDS]) for d in gold] or [task.text]
+        titles = [d.title.strip() or " ".join(d.text.split()[:_HEAD_WORDS]) for d in gold] or [
+            task.text
+        ]
         index_of = places.get(task.id, {})
         n_queries = len(set(index_of.values()))
         index = index_of.get(step, n_queries)
@@ -160,19 +182,35 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
 def one_search(retriever: Retriever, tasks: Sequence[Task], k: int) -> Iterator[Rollout]:
     """Yield a rollout per task: one search with its question, for programs with other outputs than text."""
-    for task, ranking in zip(tasks, retriever.search([task.text for task in tasks], k), strict=True):
+    for task, ranking in zip(
+        tasks, retriever.search([task.text for task in tasks], k), strict=True
+    ):
         yield Rollout(task.id, (Hop((task.text,), ranking),), True)
 
 
 def special_fields(predictor: str, signature: type[dspy.Signature] | None) -> list[str]:
     """Describe the outputs that are not texts, such as the tool name in `dspy.ReAct`."""
-    fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
-    return [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
+    fields = (
+        {}
+        if signature is None
+        else {name: info.annotation for name, info in signature.output_fields.items()}
+    )
+    return [
+        f"{predictor}.{name} is {kind}"
+        for name, kind in fields.items()
+        if kind not in (str, list[str])
+    ]
 
 
-def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
+def answer_fields(
+    predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]
+) -> dict[str, Any]:
     """Return outputs with ``texts`` in every list[str] field, joined in str fields; ConfigError for other types."""
-    fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
+    fields = (
+        {}
+        if signature is None
+        else {name: info.annotation for name, info in signature.output_fields.items()}
+    )
     special = special_fields(predictor, signature)
     if special or not fields:
         raise ConfigError(
@@ -189,4 +227,6 @@ def rm3_retriever(retriever: Retriever) -> Retriever:
     try:
         return RM3(retriever)
     except RetrievalError as error:
-        raise ConfigError(f"systems: rm3 cannot be evaluated ({error}); remove rm3 from `systems`") from error
+        raise ConfigError(
+            f"systems: rm3 cannot be evaluated ({error}); remove rm3 from `systems`"
+        ) from error

@@ -84,7 +84,9 @@ def label_notes(measures: Measures, tasks: Sequence[Task]) -> list[str]:
 def scores_search(measures: Measures, tasks: Sequence[Task]) -> bool:
     """Return True if any measure scores the documents found for one of the tasks, not a completion or an answer."""
     functions = [
-        one for one in scorings(measures).values() if any(p.function not in _OF_TEXT for p in one.parts.values())
+        one
+        for one in scorings(measures).values()
+        if any(p.function not in _OF_TEXT for p in one.parts.values())
     ]
     return any(function.applies(task) for function in functions for task in tasks)
 
@@ -92,10 +94,16 @@ def scores_search(measures: Measures, tasks: Sequence[Task]) -> bool:
 class Scorer:
     """Scores rollouts with measures; ``corpus`` provides the titles of gold documents."""
 
-    def __init__(self, measures: Measures, tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
+    def __init__(
+        self, measures: Measures, tasks: Sequence[Task], corpus: Mapping[str, Document]
+    ) -> None:
         self._rewards = scorings(measures)
         self.tasks = {task.id: task for task in tasks}
-        self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in measures else {}
+        self._hidden = (
+            {task.id: hidden_gold(task, corpus) for task in tasks}
+            if BRIDGE_FOUND in measures
+            else {}
+        )
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """Return a row per hop, plus one if the run failed, stopped at an unparsed completion, or never searched."""
@@ -107,27 +115,39 @@ class Scorer:
         for i, hop in enumerate(hops, 1):
             last = i == len(hops)
             n_steps = len(steps) if last else hop.n_steps  # the last hop includes all later steps
-            text, outputs = (steps[n_steps - 1].completion, steps[n_steps - 1].outputs) if n_steps else (None, None)
+            text, outputs = (
+                (steps[n_steps - 1].completion, steps[n_steps - 1].outputs)
+                if n_steps
+                else (None, None)
+            )
             prediction = rollout.prediction if last else None
             outcome = Outcome(task, text or "", outputs or {}, hop.ranking, prediction, n_steps)
             completion = steps[hop.n_steps - 1].completion if hop.n_steps else None
             query = " ".join(hop.queries) if hop.queries else None
             place = (task.id, task.type, rollout.index, i, query, completion)
             ranking = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
-            n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # except picks
+            n_calls = sum(
+                s.completion is not None and s.value is None for s in steps[n_before:n_steps]
+            )  # except picks
             end = (rollout.unparsed, rollout.error) if last else (False, None)
             value = steps[hop.n_steps - 1].value if hop.n_steps else None
             measures = {} if rollout.error else self._values(outcome, rollout.unparsed and last)
             answer = (_encoded(prediction), _picks(steps)) if last else (None, ())
             n_tokens = sum(step.n_tokens for step in steps[n_before:n_steps])
-            rows.append(ScoredHop(*place, *ranking, measures, n_calls, *end, value, *answer, n_tokens))
+            rows.append(
+                ScoredHop(*place, *ranking, measures, n_calls, *end, value, *answer, n_tokens)
+            )
             n_before = n_steps
         return rows
 
     def _values(self, outcome: Outcome, unparsed: bool) -> dict[str, float]:
         # Without a reader, an unparsed completion is an empty answer. Users' functions may expect the program's result.
-        ended = replace(outcome, prediction="") if unparsed and outcome.prediction is None else outcome
-        values = {name: one(outcome if one.calls_users else ended) for name, one in self._rewards.items()}
+        ended = (
+            replace(outcome, prediction="") if unparsed and outcome.prediction is None else outcome
+        )
+        values = {
+            name: one(outcome if one.calls_users else ended) for name, one in self._rewards.items()
+        }
         if hidden := self._hidden.get(outcome.task.id):
             values[BRIDGE_FOUND] = recall(outcome.task.gold_ids(outcome.doc_ids), hidden)
         return {name: value for name, value in values.items() if value is not None}
@@ -144,7 +164,9 @@ def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ..
     return tuple(
         doc_id
         for doc_id in question.gold
-        if (document := find(corpus, doc_id)) and (title := _title(document)) and f" {title} " not in text
+        if (document := find(corpus, doc_id))
+        and (title := _title(document))
+        and f" {title} " not in text
     )
 
 
@@ -154,7 +176,11 @@ def _encoded(prediction: Any) -> str | None:
 
 
 def _picks(steps: Sequence[LMCall]) -> tuple[str, ...]:
-    choices = [(step.outputs or {}).get("id") for step in steps if step.inputs.keys() >= {"candidates", "picked"}]
+    choices = [
+        (step.outputs or {}).get("id")
+        for step in steps
+        if step.inputs.keys() >= {"candidates", "picked"}
+    ]
     return tuple(id for id in choices if isinstance(id, str) and id != STOP.id)
 
 

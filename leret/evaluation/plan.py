@@ -29,7 +29,13 @@ from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
-from leret.rollouts.environment import Environment, questions_digest, recipe_files, refuse_changed_files, refuse_changes
+from leret.rollouts.environment import (
+    Environment,
+    questions_digest,
+    recipe_files,
+    refuse_changed_files,
+    refuse_changes,
+)
 from leret.sampling.estimate import steps_of
 from leret.sampling.store.store import Store
 
@@ -66,7 +72,9 @@ class Evaluation:
 
     @property
     def page(self) -> Path:
-        return self.run.report if self.directory == self.run.eval else self.directory / "report.html"
+        return (
+            self.run.report if self.directory == self.run.eval else self.directory / "report.html"
+        )
 
     @property
     def delivers(self) -> bool:
@@ -82,8 +90,14 @@ class Evaluation:
 
     def done(self) -> dict[str, Any] | None:
         """Return the summary if this evaluation is complete and no question failed, else None."""
-        written = self.page.is_file() and (not self.delivers or (self.run.program / "program.json").is_file())
-        return self.summary() or None if written and completed(self.directory, "eval", self.key) is not None else None
+        written = self.page.is_file() and (
+            not self.delivers or (self.run.program / "program.json").is_file()
+        )
+        return (
+            self.summary() or None
+            if written and completed(self.directory, "eval", self.key) is not None
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,9 @@ class EvalEstimate:
     questions: int
     systems: tuple[str, ...]
     to_ask: tuple[str, ...]  # systems that still have questions to run
-    steps: int | None  # LM calls per run of the program; None if this depends on the LM, or if no results are missing
+    steps: (
+        int | None
+    )  # LM calls per run of the program; None if this depends on the LM, or if no results are missing
     lm_calls: int | None  # upper bound for all missing questions; None if ``steps`` is unknown
     done: bool
 
@@ -106,7 +122,9 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         return whole
     part = _estimate(choice, run)
     to_ask = tuple(dict.fromkeys((*whole.to_ask, *part.to_ask)))
-    n_calls = None if whole.lm_calls is None or part.lm_calls is None else whole.lm_calls + part.lm_calls
+    n_calls = (
+        None if whole.lm_calls is None or part.lm_calls is None else whole.lm_calls + part.lm_calls
+    )
     n_questions, done = whole.questions + part.questions, whole.done and part.done
     return EvalEstimate(n_questions, whole.systems, to_ask, whole.steps, n_calls, done)
 
@@ -114,7 +132,11 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     """Return the recipe for evaluating the policies on the split ``choose_on``; None if there is no choice to make."""
     recipe = evaluation.recipe
-    policies = [system for system in evaluation.systems if system.kind == "policy" and system.retriever is None]
+    policies = [
+        system
+        for system in evaluation.systems
+        if system.kind == "policy" and system.retriever is None
+    ]
     names = tuple(system.name for system in policies if not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
@@ -133,14 +155,22 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         questions = held_out(evaluation, environment)
         tasks = questions.tasks
         steps = steps_of(environment)
-        runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
+        runs = {
+            s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1)
+            for s in evaluation.systems
+        }
         if _has_index(environment):  # without an index, no results are stored yet
             evaluator = open_evaluator(evaluation, environment, questions, Progress())
             built = {None, *(name for name, other in evaluator.others.items() if _has_index(other))}
             known = [system for system in evaluation.systems if system.retriever in built]
-            runs |= {system.name: sum(map(len, evaluator.missing(system)[1].values())) for system in known}
+            runs |= {
+                system.name: sum(map(len, evaluator.missing(system)[1].values()))
+                for system in known
+            }
     n_runs = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
-    n_calls = None if steps is None else steps * n_runs + (sum(runs.values()) if recipe.reader else 0)
+    n_calls = (
+        None if steps is None else steps * n_runs + (sum(runs.values()) if recipe.reader else 0)
+    )
     to_ask = tuple(name for name, n in runs.items() if n)
     return EvalEstimate(len(tasks), names, to_ask, steps, n_calls, done=False)
 
@@ -156,16 +186,28 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     known = available(run, recipe.demos, recipe.actors, recipe.retrievers)
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
-        raise ConfigError(f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(known)}")
+        raise ConfigError(
+            f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(known)}"
+        )
     measures = all_measures(recipe.specs)
     directory = run.eval / (recipe.evaluation_name or "")
     names = [*known, *(system.name for system in systems)]
-    shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
+    shared = [
+        name
+        for name in names
+        if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()
+    ]
     if shared:
-        raise ConfigError(f"evaluation: {shared[0]!r} names both a system and an evaluation; {_RENAME}")
+        raise ConfigError(
+            f"evaluation: {shared[0]!r} names both a system and an evaluation; {_RENAME}"
+        )
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
     rounds = run.manifest.rounds
-    local = sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
+    local = (
+        sampled.policy.kind == "local"
+        and not recipe.policies
+        and any(s.policy == BASE for s in systems)
+    )
     if local and rounds and policies.digest(known[BASE]) != rounds[0]["digest"]:
         raise RunError(
             f"policy.model: {sampled.policy.model} has changed since {run.path} was sampled; restore the "
@@ -181,7 +223,10 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
-        [input_stamps(*(path for _, path, mark in paths_in(one) if not mark.may_be_missing)) for one in others],
+        [
+            input_stamps(*(path for _, path, mark in paths_in(one) if not mark.may_be_missing))
+            for one in others
+        ],
         *filter(None, [sources_digest(_functions(measures)), reader]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key, reader)
@@ -200,7 +245,9 @@ class Questions:
     tasks: Sequence[Task]
     trained: Sequence[Task]  # the run's questions that training has seen
     digest: str  # of all questions of the split
-    gold: Mapping[str, bool]  # gold documents of the data: True if in the corpus; empty if this is unknown
+    gold: Mapping[
+        str, bool
+    ]  # gold documents of the data: True if in the corpus; empty if this is unknown
     notes: Sequence[str]  # on skipped and doubtful records
 
 
@@ -211,12 +258,18 @@ def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
     """
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind in GENERATED:
-        raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
+        raise ConfigError(
+            f"questions: {recipe.questions!r} does not apply to a generated world; remove the key"
+        )
     if recipe.changes and data.kind != "babilong":
-        raise ConfigError(f"data: only babilong data can be changed, but the run has {data.kind} data; remove the key")
+        raise ConfigError(
+            f"data: only babilong data can be changed, but the run has {data.kind} data; remove the key"
+        )
     refuse_changed_files(run, environment)
     run_tasks = environment.tasks("all")
-    if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
+    if changes := recipe.changes | (
+        {} if recipe.questions is None else {"questions": recipe.questions}
+    ):
         other = environment.recipe.model_copy(update={"data": data.model_copy(update=changes)})
         source = Environment(other, environment.cache)
         split = source.tasks(recipe.split)
@@ -259,7 +312,12 @@ def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> 
 
 def check_leaks(evaluation: Evaluation, questions: Questions) -> dict[str, Any]:
     """Compare the questions with all texts that the systems have learned from, as far as these are recorded."""
-    run, training, pretrained, unknown = evaluation.run, list(questions.trained), set[str](), dict[str, None]()
+    run, training, pretrained, unknown = (
+        evaluation.run,
+        list(questions.trained),
+        set[str](),
+        dict[str, None](),
+    )
     readers = filter(None, [evaluation.recipe.reader])
     runs, models = {run.path.resolve()}, [reader.policy for reader in readers]
     for system in evaluation.systems:
@@ -268,7 +326,9 @@ def check_leaks(evaluation: Evaluation, questions: Questions) -> dict[str, Any]:
         models += [evaluation.policies.base, *evaluation.policies.settings(system).values()]
         demos = (demo for some in system.prompt.demos.values() for demo in some)
         inputs = [{name: demo.get(name) for name in questions.tasks[0].inputs} for demo in demos]
-        training += [Task(f"a demo of {system.name}", one) for one in inputs if None not in one.values()]
+        training += [
+            Task(f"a demo of {system.name}", one) for one in inputs if None not in one.values()
+        ]
     for settings in (one for one in models if one.model != "scratch"):  # grows during the loop
         path = (policy_directory(settings.model) or Path(settings.model)).resolve()
         home = next((parent for parent in path.parents if (parent / "run.yaml").is_file()), None)
@@ -291,7 +351,11 @@ def _trained_elsewhere(other: Run, run: Run) -> list[Task]:
     same = other.manifest.digests.get("corpus") == run.manifest.digests.get("corpus")
     with Environment.open(other) as environment:
         tasks = trained_tasks(other, environment, environment.tasks("all", check=False))
-    return tasks if same else [replace(task, id=f"{other.path.name}: {task.id}", gold=()) for task in tasks]
+    return (
+        tasks
+        if same
+        else [replace(task, id=f"{other.path.name}: {task.id}", gold=()) for task in tasks]
+    )
 
 
 def open_evaluator(
@@ -303,22 +367,53 @@ def open_evaluator(
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
     environment.check_policies(evaluation.policies.others)
-    for name, prompt in ((system.name, system.prompt or ZERO_SHOT) for system in evaluation.systems):
+    for name, prompt in (
+        (system.name, system.prompt or ZERO_SHOT) for system in evaluation.systems
+    ):
         if unknown := {*prompt.demos, *prompt.instructions}.difference(environment.replay.names):
             predictors = ", ".join(environment.replay.names)
-            raise ConfigError(f"demos.{name}: unknown predictor {min(unknown)!r}; in the program: {predictors}")
+            raise ConfigError(
+                f"demos.{name}: unknown predictor {min(unknown)!r}; in the program: {predictors}"
+            )
     decoding = Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits)
     search = environment.recipe.retriever
-    inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
+    inputs = [
+        environment.corpus.digest,
+        retriever.digest,
+        environment.program_digest,
+        search.k,
+        search.exclude_seen,
+    ]
     measures = evaluation.measures
     answers = [task.answers for task in tasks]
-    names = [one if isinstance(one, str) else [name, one.model_dump(mode="json")] for name, one in measures.items()]
+    names = [
+        one if isinstance(one, str) else [name, one.model_dump(mode="json")]
+        for name, one in measures.items()
+    ]
     more = filter(None, [sources_digest(_functions(measures)), evaluation.reader])
     key = digest(inputs, names, questions.digest, answers, *more)
-    run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
-    shared = run, directory, environment, decoding, samples, policies, tasks, measures, key, progress
+    run, directory, policies, samples = (
+        evaluation.run,
+        evaluation.directory,
+        evaluation.policies,
+        evaluation.samples,
+    )
+    shared = (
+        run,
+        directory,
+        environment,
+        decoding,
+        samples,
+        policies,
+        tasks,
+        measures,
+        key,
+        progress,
+    )
     environment.progress = progress  # of building indexes
-    others = {name: environment.searching_with(one, name) for name, one in recipe.retrievers.items()}
+    others = {
+        name: environment.searching_with(one, name) for name, one in recipe.retrievers.items()
+    }
     return Evaluator(*shared, others, recipe.reader, recipe.dtype)
 
 
@@ -332,7 +427,9 @@ def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
         return
     useful = evaluation.recipe.reader or scores_search(evaluation.recipe.specs, tasks)
     names = [
-        system.name for system in evaluation.systems if system.method == ORACLE or (system.searches and not useful)
+        system.name
+        for system in evaluation.systems
+        if system.method == ORACLE or (system.searches and not useful)
     ]
     if names:
         left = [name for name in evaluation.recipe.systems if name not in names]
@@ -346,8 +443,14 @@ def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
     """Raise an error if the directory has results for different questions or decoding settings."""
     old, recipe = evaluation.summary(), evaluation.recipe
     if old:
-        free = free_keys(EvalRecipe) | (set() if recipe.temperature > 0 else {"seed"})  # greedy runs need no seed
-        keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # in the summary, ``data`` is a digest
+        free = free_keys(EvalRecipe) | (
+            set() if recipe.temperature > 0 else {"seed"}
+        )  # greedy runs need no seed
+        keys = old.keys() & EvalRecipe.model_fields.keys() - {
+            "data"
+        }  # in the summary, ``data`` is a digest
         before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
         now = {**recipe.model_dump(mode="json", include=keys), "digest": {"questions": data}}
-        check_resumable(evaluation.directory, before, {**now, "reader": evaluation.reader}, free, _RENAME)
+        check_resumable(
+            evaluation.directory, before, {**now, "reader": evaluation.reader}, free, _RENAME
+        )

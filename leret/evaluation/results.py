@@ -81,7 +81,9 @@ _TUPLES = ("doc_ids", "scores", "picked")
 
 def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -> None:
     """Write per_question.parquet atomically."""
-    records = [{**row.measures, **{name: _plain(getattr(row, name)) for name in _FIXED}} for row in rows]
+    records = [
+        {**row.measures, **{name: _plain(getattr(row, name)) for name in _FIXED}} for row in rows
+    ]
     schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
     with atomic_file(path, "wb") as file:
         pq.write_table(pa.Table.from_pylist(records, schema), file)
@@ -92,8 +94,14 @@ def read_rows(path: Path) -> list[ScoredHop]:
     try:
         return [_row(record) for record in pq.read_table(path).to_pylist()]
     except (OSError, pa.ArrowException, KeyError) as error:
-        cause = f"column {error} is missing: an older leret wrote the file" if isinstance(error, KeyError) else error
-        raise RunError(f"{path} cannot be read ({cause}); delete {path.parent} and run `leret eval` again") from error
+        cause = (
+            f"column {error} is missing: an older leret wrote the file"
+            if isinstance(error, KeyError)
+            else error
+        )
+        raise RunError(
+            f"{path} cannot be read ({cause}); delete {path.parent} and run `leret eval` again"
+        ) from error
 
 
 def _row(record: dict[str, Any]) -> ScoredHop:
@@ -147,9 +155,15 @@ class SystemResults:
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
         """Select the runs on ``question_ids``, in this order, that are numbered below ``samples`` and did not fail."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
-        rows = [row for row in self.rows if row.sample < samples and (row.question_id, row.sample) not in failed]
+        rows = [
+            row
+            for row in self.rows
+            if row.sample < samples and (row.question_id, row.sample) not in failed
+        ]
         requested = set(question_ids)
-        selection = SystemResults(self.key, [row for row in rows if row.question_id in requested], self.seconds)
+        selection = SystemResults(
+            self.key, [row for row in rows if row.question_id in requested], self.seconds
+        )
         selection.sort(question_ids)
         return selection
 
@@ -171,7 +185,9 @@ def read_results(directory: Path, key: str) -> SystemResults:
         return SystemResults(key)
     if not isinstance(note, dict) or note.get("key") != key:
         return SystemResults(key)
-    return SystemResults(key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0)))
+    return SystemResults(
+        key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0))
+    )
 
 
 def write_results(directory: Path, results: SystemResults, measures: Sequence[str]) -> None:
@@ -179,7 +195,9 @@ def write_results(directory: Path, results: SystemResults, measures: Sequence[st
     note = directory / "evaluated.json"
     note.unlink(missing_ok=True)
     write_rows(directory / "per_question.parquet", results.rows, measures)
-    write_atomically(note, json.dumps({"key": results.key, "seconds": round(results.seconds, 3)}) + "\n")
+    write_atomically(
+        note, json.dumps({"key": results.key, "seconds": round(results.seconds, 3)}) + "\n"
+    )
 
 
 def write_answers(path: Path, questions: Mapping[str, Task], rows: Iterable[ScoredHop]) -> None:
@@ -196,11 +214,17 @@ def write_answers(path: Path, questions: Mapping[str, Task], rows: Iterable[Scor
 
 def _answer(question: Task, row: ScoredHop) -> dict[str, Any]:
     inputs = question.inputs if isinstance(question.inputs, dict) else {"question": question.text}
-    values: dict[str, Any] = {"prediction": prediction_of(row), "references": question.answers, "found": row.doc_ids}
+    values: dict[str, Any] = {
+        "prediction": prediction_of(row),
+        "references": question.answers,
+        "found": row.doc_ids,
+    }
     values |= {"picked": row.picked, "measures": row.measures, "sample": row.sample}
     values |= {"unparsed": row.unparsed, "failure": row.failure}
     return {"id": row.question_id, "inputs": inputs} | {
-        name: value for name, value in values.items() if value or name in ("prediction", "references", "found")
+        name: value
+        for name, value in values.items()
+        if value or name in ("prediction", "references", "found")
     }
 
 
@@ -208,7 +232,13 @@ def prediction_of(row: ScoredHop) -> str | dict[str, str] | None:
     """Return the answer of a run, given its last row: its only text or ``answer``, or else its texts by field."""
     texts: Any = None if row.prediction is None else json.loads(row.prediction)
     if isinstance(texts, dict):
-        return texts["answer"] if "answer" in texts else next(iter(texts.values())) if len(texts) == 1 else texts
+        return (
+            texts["answer"]
+            if "answer" in texts
+            else next(iter(texts.values()))
+            if len(texts) == 1
+            else texts
+        )
     return "" if texts is None and row.unparsed else texts
 
 
@@ -221,7 +251,9 @@ def escape(text: str) -> str:
     >>> escape("Ed Wood (film) 100%")
     'Ed%20Wood%20(film)%20100%25'
     """
-    return _UNSAFE.sub(lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text)
+    return _UNSAFE.sub(
+        lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text
+    )
 
 
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Mapping[str, float]]]) -> None:
@@ -232,12 +264,16 @@ def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Mapping[str, f
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
         for qid, scores in rankings
-        for rank, (doc_id, score) in enumerate(zip(scores, strictly_decreasing(scores.values()), strict=True), start=1)
+        for rank, (doc_id, score) in enumerate(
+            zip(scores, strictly_decreasing(scores.values()), strict=True), start=1
+        )
     ]
     write_atomically(path, "".join(lines))
 
 
-def gold_scores(question: Task, doc_ids: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
+def gold_scores(
+    question: Task, doc_ids: Sequence[str], scores: Sequence[float]
+) -> dict[str, float]:
     """Return scores by id, best first, with parents in place of chunks if the question's gold ids are parents."""
     best: dict[str, float] = {}
     for doc_id, score in zip(doc_ids, scores, strict=True):
@@ -247,7 +283,11 @@ def gold_scores(question: Task, doc_ids: Sequence[str], scores: Sequence[float])
 
 def write_qrels(path: Path, questions: Iterable[Task]) -> None:
     """Write a ``qid 0 docid grade`` line per gold document."""
-    lines = [f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n" for q in questions for doc_id, grade in q.grades.items()]
+    lines = [
+        f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n"
+        for q in questions
+        for doc_id, grade in q.grades.items()
+    ]
     write_atomically(path, "".join(lines))
 
 

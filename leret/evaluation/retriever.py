@@ -47,7 +47,10 @@ class RetrieverReport:
     @property
     def finds_gold(self) -> bool:
         pairs = zip(self.questions, self.rankings, strict=True)
-        return any(set(question.gold).intersection(_scores(question, ranking)) for question, ranking in pairs)
+        return any(
+            set(question.gold).intersection(_scores(question, ranking))
+            for question, ranking in pairs
+        )
 
     def brief(self) -> dict[str, Any]:
         """Return the values printed by ``--json``."""
@@ -58,7 +61,8 @@ class RetrieverReport:
         pairs = zip(self.questions, self.rankings, strict=True)
         rankings = ((question.id, _scores(question, ranking)) for question, ranking in pairs)
         rows = (
-            json.dumps({"id": q.id, **dict(zip(self.measures, map(float, values), strict=True))}) + "\n"
+            json.dumps({"id": q.id, **dict(zip(self.measures, map(float, values), strict=True))})
+            + "\n"
             for q, values in zip(self.questions, self.values, strict=True)
         )
         summary = {
@@ -76,11 +80,16 @@ class RetrieverReport:
             write_atomically(directory / "per_question.jsonl", "".join(rows))
             write_atomically(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
         except OSError as error:
-            raise RunError(f"{directory} cannot be written ({error.strerror or error}); use another --out") from error
+            raise RunError(
+                f"{directory} cannot be written ({error.strerror or error}); use another --out"
+            ) from error
 
 
 def evaluate_retriever(
-    retriever: Retriever, questions: Sequence[Task], measures: Sequence[str], progress: Progress | None = None
+    retriever: Retriever,
+    questions: Sequence[Task],
+    measures: Sequence[str],
+    progress: Progress | None = None,
 ) -> RetrieverReport:
     """Search to the depth of the largest cut-off (a measure without one counts as 100), and score the rankings.
 
@@ -103,7 +112,9 @@ def evaluate_retriever(
     progress.start("searching", len(questions))
     rankings: list[Ranking] = []
     for start in range(0, len(questions), _BATCH):
-        rankings += retriever.search([question.text for question in questions[start : start + _BATCH]], depth)
+        rankings += retriever.search(
+            [question.text for question in questions[start : start + _BATCH]], depth
+        )
         progress.advance(len(rankings) - start)
     progress.finish()
     seconds = time.monotonic() - began
@@ -114,7 +125,10 @@ def evaluate_retriever(
         rankings=tuple(rankings),
         measures=dict(zip(names, map(float, values.mean(axis=0)), strict=True)),
         values=values,
-        intervals={n: (float(a), float(b)) for n, (a, b) in zip(names, bootstrap_intervals(values), strict=True)},
+        intervals={
+            n: (float(a), float(b))
+            for n, (a, b) in zip(names, bootstrap_intervals(values), strict=True)
+        },
         depth=depth,
         seconds=seconds,
     )
@@ -133,7 +147,9 @@ def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
     return measures
 
 
-def measure(names: Sequence[str], questions: Sequence[Task], rankings: Sequence[Ranking]) -> NDArray[np.float64]:
+def measure(
+    names: Sequence[str], questions: Sequence[Task], rankings: Sequence[Ranking]
+) -> NDArray[np.float64]:
     """Return each ranking's measures, (n_questions, n_measures); an empty ranking scores 0.
 
     TREC tools sort by score in single precision, so scores are made strictly decreasing to keep the ranks.
@@ -153,10 +169,14 @@ def measure(names: Sequence[str], questions: Sequence[Task], rankings: Sequence[
     ]
     values = np.zeros((len(questions), len(names)))
     if run:
-        for metric in ir_measures.iter_calc(list(map(ir_measures.parse_measure, names)), qrels, run):
+        for metric in ir_measures.iter_calc(
+            list(map(ir_measures.parse_measure, names)), qrels, run
+        ):
             values[int(metric.query_id), column[str(metric.measure)]] = metric.value
     return values
 
 
 def _scores(question: Task, ranking: Ranking) -> dict[str, float]:
-    return gold_scores(question, [passage.doc_id for passage in ranking], [passage.score for passage in ranking])
+    return gold_scores(
+        question, [passage.doc_id for passage in ranking], [passage.score for passage in ranking]
+    )

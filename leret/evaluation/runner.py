@@ -68,7 +68,9 @@ class Policies:
         for directory, predictors in (system.directories if system is not None else {}).items():
             before = self.others.get(next(iter(predictors), ""), self.base)
             others = {name: one for name, one in settings.items() if name}
-            settings = by_predictor(self.base, others, before.in_process(str(directory.resolve())), predictors)
+            settings = by_predictor(
+                self.base, others, before.in_process(str(directory.resolve())), predictors
+            )
         return settings
 
     def digest(self, system: System) -> str:
@@ -117,17 +119,27 @@ class Evaluator:
         finally:  # also after an interruption or an outage
             results.seconds += time.monotonic() - began
             results.sort([question.id for question in self.questions])
-            with self.run.writing(), ThreadPoolExecutor(1) as writer:  # Ctrl-C does not interrupt threads
-                writer.submit(write_results, self.directory / system.name, results, list(self.measures)).result()
+            with (
+                self.run.writing(),
+                ThreadPoolExecutor(1) as writer,
+            ):  # Ctrl-C does not interrupt threads
+                writer.submit(
+                    write_results, self.directory / system.name, results, list(self.measures)
+                ).result()
         return results, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """Return a system's stored results and, for each sample number, the questions without results."""
         samples = self.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
-        results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
+        results = read_results(self.directory / system.name, self._key_of(system)).only(
+            ids, samples
+        )
         done = results.runs()
-        todo = {sample: [q for q in self.questions if (q.id, sample) not in done] for sample in range(samples)}
+        todo = {
+            sample: [q for q in self.questions if (q.id, sample) not in done]
+            for sample in range(samples)
+        }
         return results, {sample: questions for sample, questions in todo.items() if questions}
 
     def close(self) -> None:
@@ -136,7 +148,11 @@ class Evaluator:
         self._loop.close()
 
     def _key_of(self, system: System) -> str:
-        key = self.key if system.retriever is None else digest(self.key, self._retriever(system).digest)
+        key = (
+            self.key
+            if system.retriever is None
+            else digest(self.key, self._retriever(system).digest)
+        )
         if system.prompt is None:
             return digest(key, system.name)
         decoding = self.decoding
@@ -145,8 +161,14 @@ class Evaluator:
         sampling += [decoding.limits] if decoding.limits else []
         return digest(key, self.policies.digest(system), system.prompt.digest, sampling)
 
-    def _ask(self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults) -> None:
-        environment, n_runs, n_before = self.environment, sum(map(len, todo.values())), len(results.runs())
+    def _ask(
+        self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults
+    ) -> None:
+        environment, n_runs, n_before = (
+            self.environment,
+            sum(map(len, todo.values())),
+            len(results.runs()),
+        )
         self.progress.start(f"evaluating {system.name}", n_runs)
         n_done = n_failed = 0
 
@@ -154,7 +176,9 @@ class Evaluator:
             nonlocal n_done, n_failed
             rollout, n_calls, n_tokens = await self._read(rollout)
             *rows, last = self._scorer.rows(rollout)
-            last = replace(last, lm_calls=last.lm_calls + n_calls, n_tokens=(last.n_tokens or 0) + n_tokens)
+            last = replace(
+                last, lm_calls=last.lm_calls + n_calls, n_tokens=(last.n_tokens or 0) + n_tokens
+            )
             results.rows += [*rows, last]
             n_done += 1
             n_failed += rollout.error is not None
@@ -164,14 +188,22 @@ class Evaluator:
 
         wanted = (lambda task: task.gold) if system.method == ORACLE else None
         script = partial(ScriptedPolicy, environment.formatter, wanted=wanted)
-        retriever = rm3_retriever(environment.engine) if system.name == RM3 else self._retriever(system)
+        retriever = (
+            rm3_retriever(environment.engine) if system.name == RM3 else self._retriever(system)
+        )
         score = partial(for_each, do=ended, concurrency=CONCURRENCY)
-        run = partial(self._run, retriever, [(task, index) for index, tasks in todo.items() for task in tasks])
+        run = partial(
+            self._run, retriever, [(task, index) for index, tasks in todo.items() for task in tasks]
+        )
         try:
             if system.prompt is not None:
                 policy = self._open[system.policy or ""]
-                actor: Actor = PolicyActor(policy, environment.formatter, self.decoding, system.prompt)
-                work = run(HydeActor(policy, self.decoding) if system.method == HYDE else actor, ended)
+                actor: Actor = PolicyActor(
+                    policy, environment.formatter, self.decoding, system.prompt
+                )
+                work = run(
+                    HydeActor(policy, self.decoding) if system.method == HYDE else actor, ended
+                )
             elif system.method == ORACLE:
                 places: dict[str, dict[int, int]] = {}
 
@@ -189,7 +221,9 @@ class Evaluator:
             self.progress.finish()
 
     def _retriever(self, system: System) -> Retriever:
-        return (self.environment if system.retriever is None else self.others[system.retriever]).retriever
+        return (
+            self.environment if system.retriever is None else self.others[system.retriever]
+        ).retriever
 
     def _calls_tools(self) -> bool:
         predictors = self.environment.replay.predictors.items()
@@ -206,15 +240,21 @@ class Evaluator:
             task = self._scorer.tasks[rollout.task_id]
             lines = reader_lines(task, passages, reader.words, chat, reader.instruction)
             messages = (message("user", "\n".join(lines)),)
-            request = Request(messages, (0,), 0.0, reader.policy.max_tokens, stop=() if chat else ("\n",))
+            request = Request(
+                messages, (0,), 0.0, reader.policy.max_tokens, stop=() if chat else ("\n",)
+            )
             [completion] = await self._open[None].complete(request)
         except PolicyError as error:
-            failure = replace(failure_of(error), message=f"reader ({len(passages)} passages): {error}")
+            failure = replace(
+                failure_of(error), message=f"reader ({len(passages)} passages): {error}"
+            )
             return replace(rollout, finished=False, failure=failure, prediction=None), 0, 0
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
         return replace(rollout, prediction=completion.text.strip()), 1, n_tokens
 
-    async def _run(self, retriever: Retriever, runs: Iterable[tuple[Task, int]], actor: Actor, on_end: OnEnd) -> None:
+    async def _run(
+        self, retriever: Retriever, runs: Iterable[tuple[Task, int]], actor: Actor, on_end: OnEnd
+    ) -> None:
         searches = SearchBatcher(retriever)
         program = ProgramRunner(self.environment.replay, self.environment.formatter, searches)
         runner = RolloutRunner(program, actor)
@@ -241,7 +281,9 @@ class Evaluator:
 
 
 def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
-    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # a prompt that is too long always fails
+    n_all = n_done + (
+        n_before if failure.kind == "prompt" else 0
+    )  # a prompt that is too long always fails
     if n_failed > _MAX_FAILED * n_all:
         raise BOUNDARIES.get(failure.kind, PolicyError)(
             f"evaluation stopped because {n_failed} of {n_all} runs failed; last failure: {failure.message}. "

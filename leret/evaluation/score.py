@@ -27,7 +27,9 @@ from leret.rewards.answers import answer_of
 
 _ANSWERS = ("prediction", "answer", "reply", "text")
 _REFERENCES = ("references", "answers", "reference", "answer", "text")
-_Entry = tuple[str | None, Any]  # id, and an answer (None after a failure, or several texts) or references
+_Entry = tuple[
+    str | None, Any
+]  # id, and an answer (None after a failure, or several texts) or references
 _RECORDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
 
@@ -45,7 +47,9 @@ class ScoreReport:
     intervals: Mapping[str, Sequence[float | None]]
 
 
-def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | None = None) -> ScoreReport:
+def score(
+    predictions: Path, references: Path, recipe: EvalRecipe, field: str | None = None
+) -> ScoreReport:
     """Score answers with ``recipe.measures``; ``field`` names the column of the answers.
 
     Raises:
@@ -54,20 +58,38 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
     """
     names = (field,) if field else _ANSWERS
     answers = _read(predictions, lambda record: _answer(record, names), str)
-    known = _read(references, lambda record: reference_answers(record, _column(record, _REFERENCES)), _line_answers)
+    known = _read(
+        references,
+        lambda record: reference_answers(record, _column(record, _REFERENCES)),
+        _line_answers,
+    )
     pairs = _matched(answers, known, predictions, references)
     tasks = [Task(str(i), {}, answers=texts) for i, (_, texts) in enumerate(pairs)]
-    outcomes = [Outcome(task, prediction=answer) for task, (answer, _) in zip(tasks, pairs, strict=True)]
+    outcomes = [
+        Outcome(task, prediction=answer) for task, (answer, _) in zip(tasks, pairs, strict=True)
+    ]
     measures = scorings(recipe.specs, "--measures")
-    corpus, values, intervals = corpus_measures(recipe.specs), dict[str, float | None](), dict[str, Any]()
+    corpus, values, intervals = (
+        corpus_measures(recipe.specs),
+        dict[str, float | None](),
+        dict[str, Any](),
+    )
     for name, measure in measures.items():
         if not any(map(measure.applies, tasks)):
-            raise ConfigError(f"--measures: {name} does not apply to answers and references; choose another measure")
+            raise ConfigError(
+                f"--measures: {name} does not apply to answers and references; choose another measure"
+            )
         scores = [measure(outcome) for outcome in outcomes]
         if name in corpus:
             whole, read = corpus[name]
-            scored = [outcome for outcome, value in zip(outcomes, scores, strict=True) if value is not None]
-            rows = whole.rows([answer_of(one, read) or "" for one in scored], [one.task.answers for one in scored])
+            scored = [
+                outcome
+                for outcome, value in zip(outcomes, scores, strict=True)
+                if value is not None
+            ]
+            rows = whole.rows(
+                [answer_of(one, read) or "" for one in scored], [one.task.answers for one in scored]
+            )
             values[name] = json_number(whole.value(rows)) if scored else None
             intervals[name] = corpus_interval(rows, whole, recipe)
         else:
@@ -99,7 +121,9 @@ def _column(record: Mapping[str, Any], names: Sequence[str]) -> str:
     raise BadRecord("missing field", f"no field {expected}; the fields are {names_in(record)}")
 
 
-def _read(path: Path, of_record: Callable[[Mapping[str, Any]], Any], of_line: Callable[[str], Any]) -> list[_Entry]:
+def _read(
+    path: Path, of_record: Callable[[Mapping[str, Any]], Any], of_line: Callable[[str], Any]
+) -> list[_Entry]:
     """Return the entries of a file, in order."""
     if not any(suffix in path.suffixes for suffix in _RECORDS):
         return [(None, of_line(line)) for line in _lines(path)]
@@ -122,18 +146,27 @@ def _lines(path: Path) -> list[str]:
         try:
             text = file.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+            raise DataError(
+                f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8"
+            ) from error
     if not text:
         raise DataError(f"{path} is empty; write one answer per line")
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def _matched(answers: list[_Entry], references: list[_Entry], predictions: Path, source: Path) -> list[tuple[Any, Any]]:
+def _matched(
+    answers: list[_Entry], references: list[_Entry], predictions: Path, source: Path
+) -> list[tuple[Any, Any]]:
     """Pair answers with references, by id if both have ids, or else by order; DataError if any has no partner."""
-    sides = [(dict(entries), entries, path) for entries, path in ((answers, predictions), (references, source))]
+    sides = [
+        (dict(entries), entries, path)
+        for entries, path in ((answers, predictions), (references, source))
+    ]
     for known, entries, path in sides:
         if None in known and len(known) > 1:
-            raise DataError(f"{path}: some records have an id and others have none; add the missing ids")
+            raise DataError(
+                f"{path}: some records have an id and others have none; add the missing ids"
+            )
         if None not in known and len(known) < len(entries):
             twice = next(id for id, n in Counter(id for id, _ in entries).items() if n > 1)
             raise DataError(f"{path}: id {twice!r} occurs more than once; keep one answer per id")
@@ -145,7 +178,10 @@ def _matched(answers: list[_Entry], references: list[_Entry], predictions: Path,
                 f"{predictions if None in mine else source}, or write the same number in the same order"
             )
         return [(one[1], other[1]) for one, other in zip(answers, references, strict=True)]
-    for one, other, path, place in ((mine, theirs, predictions, source), (theirs, mine, source, predictions)):
+    for one, other, path, place in (
+        (mine, theirs, predictions, source),
+        (theirs, mine, source, predictions),
+    ):
         if missing := [id for id in one if id not in other]:
             raise DataError(
                 f"{len(missing)} ids of {path} are not in {place}, for example {missing[0]!r}; add or remove them"

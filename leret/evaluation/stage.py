@@ -19,10 +19,24 @@ from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
-from leret.evaluation.plan import Evaluation, Questions, check_leaks, choosing, held_out, open_evaluator, resolve
+from leret.evaluation.plan import (
+    Evaluation,
+    Questions,
+    check_leaks,
+    choosing,
+    held_out,
+    open_evaluator,
+    resolve,
+)
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import Trees, write_page
-from leret.evaluation.results import SystemResults, gold_scores, write_answers, write_qrels, write_run
+from leret.evaluation.results import (
+    SystemResults,
+    gold_scores,
+    write_answers,
+    write_qrels,
+    write_run,
+)
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
 from leret.evaluation.systems import HYDE, ORACLE, System, focus
@@ -70,12 +84,17 @@ def evaluate(
         asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _with_focus(_summary(evaluation, questions, results), evaluation, values)
         measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
-        shown = _examples(evaluation, environment, questions.tasks, results, summary["focus"], measure)
+        shown = _examples(
+            evaluation, environment, questions.tasks, results, summary["focus"], measure
+        )
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", questions.tasks)
             _write_json(evaluation.directory / "examples.json", shown)
             if evaluation.delivers:
-                hero = next((system for system in evaluation.systems if system.name == summary["focus"]), None)
+                hero = next(
+                    (system for system in evaluation.systems if system.name == summary["focus"]),
+                    None,
+                )
                 _deliver(run, environment, evaluation.policies.settings(hero))
     run.update(eval=recipe.model_dump(mode="json"))
     with run.writing():
@@ -93,7 +112,9 @@ def _chosen_on(evaluation: Evaluation, progress: Progress | None) -> dict[str, f
     return _values(evaluate(recipe, evaluation.run, progress=progress).summary)
 
 
-def _with_focus(summary: dict[str, Any], evaluation: Evaluation, values: dict[str, float]) -> dict[str, Any]:
+def _with_focus(
+    summary: dict[str, Any], evaluation: Evaluation, values: dict[str, float]
+) -> dict[str, Any]:
     """Add ``focus`` (the policy to deliver) and, if it was chosen by a measure, ``chosen_on`` (value by policy)."""
     if evaluation.recipe.choose_on == evaluation.recipe.split:
         values = _values(summary)
@@ -110,13 +131,23 @@ def _values(summary: Mapping[str, Any]) -> dict[str, float]:
     return {row["system"]: row["hops"][-1][measure] or 0.0 for row in policies}
 
 
-def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
+def _evaluate_systems(
+    evaluation: Evaluation, evaluator: Evaluator
+) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
     """Evaluate all systems and close the evaluator; return the names of the systems that were run, and all results."""
     asked, results = [], {}
     try:
-        incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]
-        used = {policy for system in incomplete for policy in evaluation.policies.settings(system).values()}
-        if evaluation.recipe.reader and any(evaluator.missing(system)[1] for system in evaluation.systems):
+        incomplete = [
+            s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]
+        ]
+        used = {
+            policy
+            for system in incomplete
+            for policy in evaluation.policies.settings(system).values()
+        }
+        if evaluation.recipe.reader and any(
+            evaluator.missing(system)[1] for system in evaluation.systems
+        ):
             used.add(evaluation.recipe.reader.policy)
         for policy in used:
             asyncio.run(probe(policy))
@@ -130,21 +161,30 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
     return tuple(asked), results
 
 
-def _record(evaluation: Evaluation, system: System, results: SystemResults, questions: Sequence[Task]) -> None:
+def _record(
+    evaluation: Evaluation, system: System, results: SystemResults, questions: Sequence[Task]
+) -> None:
     """Write a system's run.trec and answers.jsonl, and log an event."""
     last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
     tasks = {task.id: task for task in questions}
     with evaluation.run.writing():
-        rankings = ((id, gold_scores(tasks[id], row.doc_ids, row.scores)) for id, row in last.items())
+        rankings = (
+            (id, gold_scores(tasks[id], row.doc_ids, row.scores)) for id, row in last.items()
+        )
         directory = evaluation.directory / system.name
         write_run(directory / "run.trec", system.name, rankings)
         write_answers(directory / "answers.jsonl", tasks, results.rows)
-    facts = {"seconds": round(results.seconds, 3), "failed": sum(row.failure is not None for row in results.rows)}
+    facts = {
+        "seconds": round(results.seconds, 3),
+        "failed": sum(row.failure is not None for row in results.rows),
+    }
     name = evaluation.recipe.evaluation_name
     evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
 
 
-def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str, SystemResults]) -> dict[str, Any]:
+def _summary(
+    evaluation: Evaluation, questions: Questions, results: Mapping[str, SystemResults]
+) -> dict[str, Any]:
     recipe, tasks, gold = evaluation.recipe, questions.tasks, list(questions.gold.values())
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
     left_out = [system.name for system, rows in evaluated if _is_no_bound(system, questions, rows)]
@@ -161,14 +201,22 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
         "reader": evaluation.reader,
         "notes": [
             *questions.notes,
-            *(f"the reader {one['model']} wrote all answers" for one in filter(None, [evaluation.reader])),
-            *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
+            *(
+                f"the reader {one['model']} wrote all answers"
+                for one in filter(None, [evaluation.reader])
+            ),
+            *(
+                hyde_note("the base policy", rows.rows)
+                for name, rows in results.items()
+                if name == HYDE
+            ),
             *label_notes(recipe.specs, tasks),
             *(
                 f"{name} is left out: it picks gold documents, but this program's picks are not documents"
                 for name in left_out
             ),
-            *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"] * (False in gold),
+            *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"]
+            * (False in gold),
         ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
@@ -217,9 +265,15 @@ def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySe
 def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
     """Mark the evaluation as complete, unless questions failed."""
     key = "" if any(row["failed"] for row in summary["rows"]) else evaluation.key
-    names = [f"{s.name}/{file}" for s in evaluation.systems for file in ("evaluated.json", "per_question.parquet")]
+    names = [
+        f"{s.name}/{file}"
+        for s in evaluation.systems
+        for file in ("evaluated.json", "per_question.parquet")
+    ]
     files = (evaluation.directory / name for name in ("summary.json", "qrels.trec", *names))
-    mark_completed(evaluation.directory, "eval", key, {}, files)  # not the page: `leret report` writes it again
+    mark_completed(
+        evaluation.directory, "eval", key, {}, files
+    )  # not the page: `leret report` writes it again
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -26,7 +26,9 @@ _TIE: Final = 1e-12
 """Tolerance for comparing sums, because the order of addition changes the last bits."""
 
 
-def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Array:
+def bootstrap_intervals(
+    values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> Array:
     """Compute percentile bootstrap intervals of column means, by drawing questions with replacement.
 
     ``values`` are (n_questions, n_columns), NaN if missing. Pass paired differences for paired intervals.
@@ -87,7 +89,9 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
     for bits in _assignments(n_questions, resamples, seed):
         sums = (bits * 2.0 - 1.0) @ filled
         n_as_large += (np.abs(sums) >= observed).sum(axis=0)
-    return np.where(np.isnan(differences).all(axis=0), np.nan, _share(n_as_large, n_questions, resamples))
+    return np.where(
+        np.isnan(differences).all(axis=0), np.nan, _share(n_as_large, n_questions, resamples)
+    )
 
 
 def _assignments(n_questions: int, resamples: int, seed: int) -> Iterator[NDArray[np.integer[Any]]]:
@@ -112,8 +116,13 @@ def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> 
     """
     if not measure.resampled or not len(rows):
         return [None, None]
-    drawn = [measure.values(weights @ rows) for *_, weights in _resamples(len(rows), recipe.resamples, recipe.seed)]
-    return list(map(json_number, _percentiles(np.concatenate(drawn)[:, None], recipe.confidence)[0]))
+    drawn = [
+        measure.values(weights @ rows)
+        for *_, weights in _resamples(len(rows), recipe.resamples, recipe.seed)
+    ]
+    return list(
+        map(json_number, _percentiles(np.concatenate(drawn)[:, None], recipe.confidence)[0])
+    )
 
 
 def compare_corpus(
@@ -138,7 +147,9 @@ def compare_corpus(
         values = measure.values(a.sum(axis=0) + swapped) - measure.values(b.sum(axis=0) - swapped)
         n_as_large += int((np.abs(values) >= abs(observed) - _TIE).sum())
     c = a.shape[1]
-    pair = CorpusMeasure(measure.rows, lambda sums: measure.values(sums[:, :c]) - measure.values(sums[:, c:]))
+    pair = CorpusMeasure(
+        measure.rows, lambda sums: measure.values(sums[:, :c]) - measure.values(sums[:, c:])
+    )
     p = float(_share(np.array(n_as_large, dtype=float), n, recipe.resamples))
     return facts | {"ci": corpus_interval(np.hstack([a, b]), pair, recipe), "p": json_number(p)}
 
@@ -159,7 +170,10 @@ def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[s
 
 
 def compare(
-    pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], recipe: EvalRecipe
+    pairs: Sequence[tuple[str, str]],
+    values: Mapping[str, Array],
+    measures: Sequence[str],
+    recipe: EvalRecipe,
 ) -> list[dict[str, Any]]:
     """Compute the difference of means, a minus b, for each pair (a, b), hop and measure, in this order.
 
@@ -188,7 +202,9 @@ def compare(
     ]
 
 
-def effect(differences: Array, confidence: float = 0.95, power: float = 0.8) -> dict[str, float | None]:
+def effect(
+    differences: Array, confidence: float = 0.95, power: float = 0.8
+) -> dict[str, float | None]:
     """Compute the effect size of paired differences, and the smallest mean that a test detects with chance ``power``.
 
     The effect size is the mean divided by the standard deviation (Cohen's d of pairs). ``detectable`` is for one
@@ -202,7 +218,10 @@ def effect(differences: Array, confidence: float = 0.95, power: float = 0.8) -> 
         return {"effect_size": None, "detectable": None}
     factor = NormalDist().inv_cdf((1 + confidence) / 2) + NormalDist().inv_cdf(power)
     detectable = factor * deviation / math.sqrt(len(known))
-    return {"effect_size": json_number(known.mean() / deviation), "detectable": json_number(detectable)}
+    return {
+        "effect_size": json_number(known.mean() / deviation),
+        "detectable": json_number(detectable),
+    }
 
 
 def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -76,7 +76,12 @@ def summarise(
     recipe: EvalRecipe,
 ) -> dict[str, Any]:
     """Compute the part of summary.json that depends on the scored hops; systems and measures keep their input order."""
-    ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
+    ends = (
+        row.hop
+        for _, results in systems
+        for row in results.rows
+        if row.failure is None and not row.unparsed
+    )
     hops = max(ends, default=1)
     n_by_measure = _counts([results for _, results in systems], measures)
     measures = list(n_by_measure)
@@ -85,11 +90,20 @@ def summarise(
     means = {name: _means(scores, members, measures, recipe) for name, members in groups.items()}
     pairs = pairs_of({system.name: system.rivals for system, _ in systems}, recipe.baseline)
     compared = {
-        group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, recipe)
+        group: compare(
+            pairs, {name: s.values[members] for name, s in scores.items()}, measures, recipe
+        )
         for group, members in groups.items()
     }
     for group, members in groups.items():
-        _set_corpus_measures(systems, [questions[i] for i in members], measures, means[group], compared[group], recipe)
+        _set_corpus_measures(
+            systems,
+            [questions[i] for i in members],
+            measures,
+            means[group],
+            compared[group],
+            recipe,
+        )
     return {
         "schema": 1,
         "measures": list(measures),
@@ -100,7 +114,9 @@ def summarise(
         "baseline": recipe.baseline,
         "confidence": recipe.confidence,
         "resamples": recipe.resamples,
-        "rows": [_row(system, results, scores[system.name], means, groups) for system, results in systems],
+        "rows": [
+            _row(system, results, scores[system.name], means, groups) for system, results in systems
+        ],
         "comparisons": with_holm(c for c in compared[None] if c["hop"] == hops),
         "comparisons_by_hop": with_holm(c for c in compared[None] if c["hop"] != hops),
         "comparisons_by_type": [
@@ -123,8 +139,16 @@ def headline(summary: Mapping[str, Any]) -> str | None:
         return None
     with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline"}
     best = max(recall, key=lambda name: (recall[name], name == summary["focus"]))
-    others = [name for name in recall if name in with_lm] if best not in with_lm else [summary["baseline"]]
-    other = max((name for name in others if name in recall and name != best), key=recall.__getitem__, default=None)
+    others = (
+        [name for name in recall if name in with_lm]
+        if best not in with_lm
+        else [summary["baseline"]]
+    )
+    other = max(
+        (name for name in others if name in recall and name != best),
+        key=recall.__getitem__,
+        default=None,
+    )
     share = f"{recall[best]:.0%} of the gold documents"
     if other is None:
         return f"{best} finds the most: {share}"
@@ -141,7 +165,11 @@ def headline(summary: Mapping[str, Any]) -> str | None:
 
 def _without_gold(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the rows of systems that do not use the gold documents."""
-    return [r for r in summary["rows"] if r["system"].partition("@")[0] != ORACLE and not r.get("best_of")]
+    return [
+        r
+        for r in summary["rows"]
+        if r["system"].partition("@")[0] != ORACLE and not r.get("best_of")
+    ]
 
 
 def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
@@ -150,7 +178,11 @@ def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
     best, *others = sorted(values, key=lambda name: -values[name])
     if not values[best] or not others:
         return None
-    pairs = {frozenset((c["a"], c["b"])): c["p_holm"] for c in summary["comparisons"] if c["measure"] == measure}
+    pairs = {
+        frozenset((c["a"], c["b"])): c["p_holm"]
+        for c in summary["comparisons"]
+        if c["measure"] == measure
+    }
     p = pairs.get(frozenset((best, others[0])))
     more = "has a higher" if p is not None and p < LEVEL else "has about the same"
     figures = f"{values[best]:.3f} against {values[others[0]]:.3f}"
@@ -164,17 +196,28 @@ def main_measure(measures: Sequence[str]) -> str:
 
 def main_measures(measures: Sequence[str]) -> list[str]:
     """Return the measures of the console table, main measure first."""
-    return [m for m in _MAIN if m in measures] if "recall" in measures else list(measures[:_COLUMNS])
+    return (
+        [m for m in _MAIN if m in measures] if "recall" in measures else list(measures[:_COLUMNS])
+    )
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the columns of the console table, and one row per system with its measures after the last hop."""
     measures = main_measures(summary["measures"])
-    counts = [*(name for name in ("failed", "unparsed") if any(row[name] for row in summary["rows"])), "lm_calls"]
-    columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
+    counts = [
+        *(name for name in ("failed", "unparsed") if any(row[name] for row in summary["rows"])),
+        "lm_calls",
+    ]
+    columns = [
+        "system",
+        *(LABELS.get(m, m) for m in measures),
+        *(n.replace("lm_", "LM ") for n in counts),
+    ]
     rows = []
     for row in summary["rows"]:
-        figures = [format_figure(row["hops"][-1], m, with_interval=m == measures[0]) for m in measures]
+        figures = [
+            format_figure(row["hops"][-1], m, with_interval=m == measures[0]) for m in measures
+        ]
         rows.append([row["system"], *figures, *(f"{row[name]:,}" for name in counts)])
     return columns, rows
 
@@ -201,13 +244,20 @@ def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> 
 
 def _counts(results: Sequence[SystemResults], measures: Sequence[str]) -> dict[str, int]:
     """Return the number of questions with a value by measure, without measures that have none (unless none has any)."""
-    pairs = {(name, row.question_id) for one in results for row in one.rows for name in row.measures}
+    pairs = {
+        (name, row.question_id) for one in results for row in one.rows for name in row.measures
+    }
     counts = Counter(name for name, _ in pairs)
     return {name: counts[name] for name in measures if counts[name] or not counts}
 
 
 def score_table(
-    rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str], *, best: bool = False
+    rows: Sequence[ScoredHop],
+    questions: Sequence[Task],
+    n_hops: int,
+    measures: Sequence[str],
+    *,
+    best: bool = False,
 ) -> Scores:
     """Arrange one system's rows (in any order) by question, hop and measure: the mean over runs.
 
@@ -227,7 +277,9 @@ def score_table(
         table = np.full((n_hops, len(measures)), np.nan)
         for hop in range(n_hops):
             at_hop = run.get(hop + 1)
-            table[hop] = [at_hop.measures.get(m, np.nan) for m in measures] if at_hop else table[hop - 1]
+            table[hop] = (
+                [at_hop.measures.get(m, np.nan) for m in measures] if at_hop else table[hop - 1]
+            )
         tables[question_id].append(table)
     values = np.full((len(questions), n_hops, len(measures)), np.nan)
     for i, question in enumerate(questions):
@@ -237,7 +289,11 @@ def score_table(
 
 
 def _corpus_rows(
-    results: SystemResults, questions: Sequence[Task], name: str, measure: CorpusMeasure, field: str | None
+    results: SystemResults,
+    questions: Sequence[Task],
+    name: str,
+    measure: CorpusMeasure,
+    field: str | None,
 ) -> Array:
     """Return the rows of a `CorpusMeasure` by question, averaged over runs; NaN for questions without a value."""
     last = {(row.sample, row.question_id): row for row in results.rows}
@@ -245,7 +301,10 @@ def _corpus_rows(
     for sample in sorted({sample for sample, _ in last}):
         runs = [(i, last[sample, q.id]) for i, q in enumerate(questions) if (sample, q.id) in last]
         known = [(i, row) for i, row in runs if name in row.measures]
-        answers = [answer_of(Outcome(questions[i], prediction=prediction_of(row)), field) or "" for i, row in known]
+        answers = [
+            answer_of(Outcome(questions[i], prediction=prediction_of(row)), field) or ""
+            for i, row in known
+        ]
         rows = measure.rows(answers, [questions[i].answers for i, _ in known])
         tables.append(np.full((len(questions), rows.shape[1]), np.nan))
         tables[-1][[i for i, _ in known]] = rows
@@ -266,7 +325,10 @@ def _set_corpus_measures(
     corpus = corpus_measures(recipe.specs)
     for name in filter(corpus.__contains__, measures):
         measure, field = corpus[name]
-        rows = {system.name: _corpus_rows(results, questions, name, measure, field) for system, results in systems}
+        rows = {
+            system.name: _corpus_rows(results, questions, name, measure, field)
+            for system, results in systems
+        }
         for system, hops in means.items():
             for hop in hops:
                 hop.update({name: None, f"{name}_ci": [None, None]})
@@ -275,7 +337,11 @@ def _set_corpus_measures(
             hops[-1].update({name: value, f"{name}_ci": corpus_interval(known, measure, recipe)})
         n_hops = max(map(len, means.values()), default=0)
         for pair in (pair for pair in comparisons if pair["measure"] == name):
-            pair.update(compare_corpus(rows[pair["a"]], rows[pair["b"]], measure, recipe, pair["hop"] == n_hops))
+            pair.update(
+                compare_corpus(
+                    rows[pair["a"]], rows[pair["b"]], measure, recipe, pair["hop"] == n_hops
+                )
+            )
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
@@ -289,7 +355,10 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 
 
 def _means(
-    scores: Mapping[str, Scores], members: Sequence[int], measures: Sequence[str], recipe: EvalRecipe
+    scores: Mapping[str, Scores],
+    members: Sequence[int],
+    measures: Sequence[str],
+    recipe: EvalRecipe,
 ) -> dict[str, list[dict[str, Any]]]:
     """Map each system to its means and intervals at every hop."""
     if not scores:
@@ -302,7 +371,10 @@ def _means(
         system: [
             {"hop": hop + 1}
             | {name: json_number(means[s, hop, m]) for m, name in enumerate(measures)}
-            | {f"{name}_ci": [json_number(x) for x in bounds[s, hop, m]] for m, name in enumerate(measures)}
+            | {
+                f"{name}_ci": [json_number(x) for x in bounds[s, hop, m]]
+                for m, name in enumerate(measures)
+            }
             for hop in range(values.shape[2])
         ]
         for s, system in enumerate(scores)
@@ -339,7 +411,9 @@ def _row(
             if name is not None
         },
         "answer": {
-            name: means[None][system.name][-1][name] for name in ("em", "f1") if name in means[None][system.name][-1]
+            name: means[None][system.name][-1][name]
+            for name in ("em", "f1")
+            if name in means[None][system.name][-1]
         }
         or None,
     }

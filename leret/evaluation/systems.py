@@ -55,7 +55,9 @@ class System:
     name: str
     kind: Literal["baseline", "base", "prompt", "policy"]
     policy: str | None = None  # ``base``, a trained policy, or one of the recipe's ``actors``
-    settings: Mapping[str, PolicySettings] = field(default_factory=dict)  # of an actor or saved program, by predictor
+    settings: Mapping[str, PolicySettings] = field(
+        default_factory=dict
+    )  # of an actor or saved program, by predictor
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
@@ -75,20 +77,30 @@ class System:
 
 
 def available(
-    run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings], retrievers: Iterable[str] = ()
+    run: Run,
+    demos: Mapping[str, str],
+    actors: Mapping[str, PolicySettings],
+    retrievers: Iterable[str] = (),
 ) -> dict[str, System]:
     """Return all systems of a run by name, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
     systems.append(System(HYDE, "prompt", BASE, prompt=Prompt(HYDE), rivals=(RAW,)))
-    bank = sorted(map(Prompt.load, run.prompts.glob("*.json")), key=lambda prompt: (len(prompt.name), prompt.name))
-    systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
+    bank = sorted(
+        map(Prompt.load, run.prompts.glob("*.json")),
+        key=lambda prompt: (len(prompt.name), prompt.name),
+    )
+    systems += [
+        System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name
+    ]
     systems += _policies(run)
     by_name = {system.name: system for system in systems}
     for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
             if name in by_name or not name or "/" in name or name.startswith("."):
-                raise ConfigError(f"{key}: {name!r} is in use or invalid; choose a new name without '/' or leading '.'")
+                raise ConfigError(
+                    f"{key}: {name!r} is in use or invalid; choose a new name without '/' or leading '.'"
+                )
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     for name, path in demos.items():
         saved = saved_policies(Path(path))
@@ -96,7 +108,10 @@ def available(
             _refuse_keys(saved, run, f"demos.{name}: {path}")
         prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
         by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
-    by_name |= {n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,)) for n, actor in actors.items()}
+    by_name |= {
+        n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,))
+        for n, actor in actors.items()
+    }
     for retriever, (name, system) in product(retrievers, list(by_name.items())):
         if name != RM3:
             rivals = (name, *(f"{rival}@{retriever}" for rival in system.rivals))
@@ -115,26 +130,40 @@ def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) 
             )
 
 
-def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
+def select(
+    names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()
+) -> list[System]:
     """Return the systems that a recipe names, each once, in the report's order; ConfigError for unknown names."""
     wanted = set(demos)
     problems = []
     for name in names:
         if name == "bank":
-            wanted |= {s.name for s in systems.values() if s.name.startswith("bank:") and s.retriever is None}
+            wanted |= {
+                s.name
+                for s in systems.values()
+                if s.name.startswith("bank:") and s.retriever is None
+            }
         elif name == "policies":
-            wanted |= {s.name for s in systems.values() if s.kind == "policy" and s.retriever is None}
+            wanted |= {
+                s.name for s in systems.values() if s.kind == "policy" and s.retriever is None
+            }
         elif name in systems:
             wanted.add(name)
         elif name.startswith(_REMOVED):
-            problems.append(f"systems: {name!r} is no longer evaluated; remove it, or use an earlier version of leret")
+            problems.append(
+                f"systems: {name!r} is no longer evaluated; remove it, or use an earlier version of leret"
+            )
         else:
             hint = nearest(name, systems) or ";"
-            problems.append(f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}")
+            problems.append(
+                f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}"
+            )
     if problems:
         raise ConfigError(problems)
     mentioned = {systems[name].retriever for name in wanted}
-    wanted |= {s.name for s in systems.values() if s.method in wanted and s.retriever not in mentioned}
+    wanted |= {
+        s.name for s in systems.values() if s.method in wanted and s.retriever not in mentioned
+    }
     return [system for system in systems.values() if system.name in wanted]
 
 
@@ -143,8 +172,12 @@ def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) 
 
     A control is returned only if there are no other policies.
     """
-    policies = [system for system in systems if system.kind == "policy" and system.retriever is None]
-    heroes = [system.name for system in policies if not system.control] or [system.name for system in policies]
+    policies = [
+        system for system in systems if system.kind == "policy" and system.retriever is None
+    ]
+    heroes = [system.name for system in policies if not system.control] or [
+        system.name for system in policies
+    ]
     return max(reversed(heroes), key=lambda name: (values or {}).get(name, 0.0), default=None)
 
 
@@ -156,7 +189,9 @@ def training_facts(run: Run) -> dict[str, dict[str, Any]]:
             if not path.parent.name.startswith("."):
                 facts[path.parent.name] = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and train again") from error
+            raise RunError(
+                f"{path} cannot be read ({error}); delete {path.parent} and train again"
+            ) from error
 
     def depth(name: str) -> int:
         parent = facts[name].get("parent")
@@ -175,9 +210,17 @@ def _policies(run: Run) -> list[System]:
         rivals += [control for control, of in controlled.items() if of == name]
         control = controlled[name] is not None or recipes[name].get("targets") == "random"
         recipe, directory = recipes[name], run.policies / name
-        joint = {actor: recipe[actor] for actor in ("picker", "writer") if (directory / actor).is_dir()}
-        trained = {directory / actor: section for actor, section in joint.items()} or {directory: recipe}
-        answered = {path: tuple(section.get("predictors") or ()) for path, section in trained.items()}
-        system = System(name, "policy", name, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control)
+        joint = {
+            actor: recipe[actor] for actor in ("picker", "writer") if (directory / actor).is_dir()
+        }
+        trained = {directory / actor: section for actor, section in joint.items()} or {
+            directory: recipe
+        }
+        answered = {
+            path: tuple(section.get("predictors") or ()) for path, section in trained.items()
+        }
+        system = System(
+            name, "policy", name, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control
+        )
         systems.append(replace(system, directories=answered))
     return systems

@@ -22,7 +22,15 @@ from urllib.parse import quote, urlencode
 
 from leret.core.errors import LeretError
 from leret.core.types import json_encoder
-from leret.http.endpoints import ApiKey, Clock, Endpoint, EndpointPool, RateLimit, Slots, checked_urls
+from leret.http.endpoints import (
+    ApiKey,
+    Clock,
+    Endpoint,
+    EndpointPool,
+    RateLimit,
+    Slots,
+    checked_urls,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -143,7 +151,9 @@ class Answer:
         reason = f"{self.url} answered {self.status}: {error_text(self.body)}"
         is_permanent = self.status == 501 or (self.status == 500 and _PERMANENT.search(reason))
         if self.status in _RETRIED or (self.status >= 500 and not is_permanent):
-            raise RetryableError(reason, _KINDS.get(self.status, "server"), retry_after_s(self.headers))
+            raise RetryableError(
+                reason, _KINDS.get(self.status, "server"), retry_after_s(self.headers)
+            )
         raise RejectedError(f"{reason}; {advice[self.status in {401, 403}]}", self.status)
 
 
@@ -195,7 +205,9 @@ class Client:
         self._meter = meter
         self._clock, self._sleep = clock, sleep
         self._answered_at = float("-inf")  # time of the last answer
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _PerLoop] = weakref.WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _PerLoop] = (
+            weakref.WeakKeyDictionary()
+        )
         weakref.finalize(self, _close_all, self._loops, os.getpid())
 
     async def request(
@@ -219,7 +231,9 @@ class Client:
                 return await self._attempt(local, call, read, timeout_s or self._timeout_s)
             except RetryableError as error:
                 failure = error
-            if n == 1:  # in an outage, most requests of a large batch wait for a slot: count from the last answer
+            if (
+                n == 1
+            ):  # in an outage, most requests of a large batch wait for a slot: count from the last answer
                 left_s = self._retry_for_s if retry_for_s is None else retry_for_s
                 deadline = max(began, self._answered_at) + left_s
             backoff_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(n - 1, 16))
@@ -229,7 +243,11 @@ class Client:
             is_permanent = n_unusable == _MAX_UNUSABLE or n_errors == _MAX_SERVER_ERRORS
             if is_permanent or self._clock() + wait_s > deadline:
                 attempts = "1 attempt" if n == 1 else f"{n} attempts"
-                advice = _CHECK_LOG if is_permanent else _ADVICE.get(failure.kind, "check that the server is up")
+                advice = (
+                    _CHECK_LOG
+                    if is_permanent
+                    else _ADVICE.get(failure.kind, "check that the server is up")
+                )
                 why = f"{failure}; gave up after {attempts}; {advice}, then run again"
                 raise RetryableError(why, failure.kind, failure.wait_s) from failure
             if self._meter is not None:
@@ -245,9 +263,13 @@ class Client:
         if local is not None:
             await local.session.close()
 
-    async def _attempt(self, local: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float) -> T:
+    async def _attempt(
+        self, local: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float
+    ) -> T:
         async with local.slots:
-            endpoint = (local.pool.take() if self._rate is None else None) or await self._turn(local.pool)
+            endpoint = (local.pool.take() if self._rate is None else None) or await self._turn(
+                local.pool
+            )
             sent = self._clock()
             try:
                 answer = await _by_aiohttp(local.session, call, endpoint.url, timeout_s)
@@ -256,7 +278,9 @@ class Client:
                 try:
                     value = read(answer)
                 except MALFORMED as error:
-                    raise answer.malformed(f"an answer in an unexpected format ({one_line(repr(error))})") from error
+                    raise answer.malformed(
+                        f"an answer in an unexpected format ({one_line(repr(error))})"
+                    ) from error
             except HttpError as error:
                 error.args = (self._secret.redact(self.key.redact(str(error))),)
                 if isinstance(error, RetryableError):
@@ -289,12 +313,16 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0),  # `slots` is the limit
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        local = _PerLoop(session, Slots(self._concurrency, self._clock), EndpointPool(self.urls, self._clock))
+        local = _PerLoop(
+            session, Slots(self._concurrency, self._clock), EndpointPool(self.urls, self._clock)
+        )
         self._loops[asyncio.get_running_loop()] = local
         return local
 
 
-async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, timeout_s: float) -> Answer:
+async def _by_aiohttp(
+    session: aiohttp.ClientSession, call: Call, base: str, timeout_s: float
+) -> Answer:
     import aiohttp
     from yarl import URL
 
@@ -315,8 +343,12 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > MAX_BYTES:
-                    raise RejectedError(f"{url} sent more than {MAX_BYTES} bytes; request less per call", 200).failed()
-            return Answer(url, response.status, response.headers, bytes(body), time.monotonic() - began)
+                    raise RejectedError(
+                        f"{url} sent more than {MAX_BYTES} bytes; request less per call", 200
+                    ).failed()
+            return Answer(
+                url, response.status, response.headers, bytes(body), time.monotonic() - began
+            )
     except (aiohttp.ClientError, ConnectionError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise RetryableError(f"{url} cannot be reached ({cause})", "connection") from error
@@ -359,7 +391,11 @@ def error_text(body: str | bytes) -> str:
         value = json.loads(body)
         if isinstance(value, dict) and isinstance(value.get("error"), dict):
             value = value["error"]
-        texts = [value.get(key) for key in ("message", "error", "detail")] if isinstance(value, dict) else []
+        texts = (
+            [value.get(key) for key in ("message", "error", "detail")]
+            if isinstance(value, dict)
+            else []
+        )
         text = next((text for text in texts if isinstance(text, str)), str(value))
         if isinstance(value, dict) and isinstance(value.get("param"), str):
             text += f" (param: {value['param']})"

@@ -30,7 +30,9 @@ class Endpoint:
     n_in_flight: int = 0
     n_failures: int = 0
     failed_at: float = float("-inf")
-    paused_until: float = 0.0  # after a failure, no requests until then, unless all endpoints have failed
+    paused_until: float = (
+        0.0  # after a failure, no requests until then, unless all endpoints have failed
+    )
     closed_until: float = 0.0  # the server refuses requests until then (Retry-After)
 
 
@@ -61,9 +63,13 @@ class EndpointPool:
         now = self._clock()
         if wait_s:
             # The random extra delay keeps clients from retrying at the same moment.
-            endpoint.closed_until = max(endpoint.closed_until, now + wait_s * random.uniform(1.0, 1.1))
+            endpoint.closed_until = max(
+                endpoint.closed_until, now + wait_s * random.uniform(1.0, 1.1)
+            )
         if kind not in _BLAMELESS and began >= endpoint.failed_at:
-            endpoint.paused_until = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**endpoint.n_failures)
+            endpoint.paused_until = now + min(
+                _LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**endpoint.n_failures
+            )
             endpoint.n_failures += 1
             endpoint.failed_at = now
 
@@ -137,10 +143,13 @@ class ApiKey:
             return cls()
         value = os.environ.get(variable, "").strip()
         if not value:
-            raise ConfigError(f"{setting}: the environment variable {variable} is not set; export the key")
+            raise ConfigError(
+                f"{setting}: the environment variable {variable} is not set; export the key"
+            )
         if not value.isascii() or not value.isprintable():
             fault = (
-                f"the environment variable {variable} contains line breaks or other characters not allowed in headers"
+                f"the environment variable {variable} contains line breaks or other characters "
+                "not allowed in headers"
             )
             raise ConfigError(f"{setting}: {fault}; export only the key")
         return cls(value)
@@ -157,7 +166,11 @@ class ApiKey:
     def headers(self) -> dict[str, str]:
         if self._value is None:
             return {}
-        return {"Authorization": self._value if self._value.startswith("Basic ") else f"Bearer {self._value}"}
+        return {
+            "Authorization": self._value
+            if self._value.startswith("Basic ")
+            else f"Bearer {self._value}"
+        }
 
     def redact(self, message: str) -> str:
         """Remove the key from a message, even if `one_line` cut off the end of the key.
@@ -177,7 +190,9 @@ class ApiKey:
 def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
     """Return base URLs without a trailing slash; raise ConfigError for an empty list or an invalid URL."""
     if not urls:
-        raise ConfigError(f"{setting} is empty; set the server's base URL, such as http://127.0.0.1:8000")
+        raise ConfigError(
+            f"{setting} is empty; set the server's base URL, such as http://127.0.0.1:8000"
+        )
     for url in urls:
         try:
             parts = urlsplit(url)
@@ -185,7 +200,9 @@ def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
         except ValueError:
             valid = False
         if not valid or parts.query or parts.fragment or any(char.isspace() for char in url):
-            raise ConfigError(f"{setting}: {url!r} is not a base URL; write it like http://127.0.0.1:8000")
+            raise ConfigError(
+                f"{setting}: {url!r} is not a base URL; write it like http://127.0.0.1:8000"
+            )
     return tuple(url.rstrip("/") for url in urls)
 
 

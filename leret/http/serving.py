@@ -53,7 +53,9 @@ async def serve(
         handler_cancellation=True,  # skip searches for clients that disconnected
         access_log=None,
         logger=_http_log(),
-        shutdown_timeout=max(drain_s / 2, 0.01),  # aiohttp waits for this time twice; 0 means forever
+        shutdown_timeout=max(
+            drain_s / 2, 0.01
+        ),  # aiohttp waits for this time twice; 0 means forever
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_LINE,
     )
@@ -67,7 +69,9 @@ async def serve(
                 loop.add_signal_handler(number, stop.set)
             except RuntimeError:
                 break  # only the main thread gets signals; in another thread, the caller sets ``stop``
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+            host, f"[{host}]" if ":" in host else host
+        )
         ready(f"http://{shown}:{listener.sockets[0].getsockname()[1]}")
         await stop.wait()
     finally:
@@ -98,7 +102,9 @@ def _protocol_factory(runner: web.AppRunner) -> Callable[[], Any]:
 
 class _Refusal(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
-        transport.write(b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+        transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+        )
         transport.close()
 
 

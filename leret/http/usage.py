@@ -36,7 +36,11 @@ class Usage:
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def answered(
-        self, seconds: float, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, n_completions: int = 0
+        self,
+        seconds: float,
+        n_prompt_tokens: int = 0,
+        n_completion_tokens: int = 0,
+        n_completions: int = 0,
     ) -> None:
         """Count an answered call; ``n_completion_tokens`` is the sum over its completions."""
         with self.lock:
@@ -67,7 +71,9 @@ class Usage:
         if self.latencies:
             facts |= {f"latency_p{percent}_s": self.percentile(percent) for percent in (50, 90, 99)}
         if any(prices):
-            facts["cost"] = round((self.prompt_tokens * prices[0] + self.completion_tokens * prices[1]) / 1e6, 6)
+            facts["cost"] = round(
+                (self.prompt_tokens * prices[0] + self.completion_tokens * prices[1]) / 1e6, 6
+            )
         return facts
 
 
@@ -104,7 +110,9 @@ class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
 
     @property
     def total(self) -> dict[str, float | int]:
-        total = Usage(**{name: sum(getattr(usage, name) for usage in self.values()) for name in _COUNTS})
+        total = Usage(
+            **{name: sum(getattr(usage, name) for usage in self.values()) for name in _COUNTS}
+        )
         for usage in self.values():
             total.latencies.update(usage.latencies)
         return total.facts(self._prices)
@@ -119,11 +127,17 @@ class UsageEvents:
     """Async context manager that writes an ``accounts`` event every 30 seconds and at the end of a session."""
 
     def __init__(
-        self, run: Run, usage: UsageByPrompt, policy: object, searches: Callable[[], Mapping[str, int]]
+        self,
+        run: Run,
+        usage: UsageByPrompt,
+        policy: object,
+        searches: Callable[[], Mapping[str, int]],
     ) -> None:
         self._run = run
         self._usage = usage
-        self._snapshot: Callable[[], Mapping[str, float]] = getattr(getattr(policy, "meter", None), "snapshot", dict)
+        self._snapshot: Callable[[], Mapping[str, float]] = getattr(
+            getattr(policy, "meter", None), "snapshot", dict
+        )
         self._searches = searches
         self._facts: dict[str, float | int | str] = {}
         self._facts_at = -_FACTS_S
@@ -143,9 +157,13 @@ class UsageEvents:
         now = time.monotonic()
         if now - self._facts_at >= _FACTS_S:
             total, retries = self._usage.total, int(self._snapshot().get("retries", 0))
-            tokens = f"{_short(int(total['prompt_tokens']))}+{_short(int(total['completion_tokens']))}"
+            tokens = (
+                f"{_short(int(total['prompt_tokens']))}+{_short(int(total['completion_tokens']))}"
+            )
             self._facts_at, self._facts = now, {"calls": total["calls"], "tokens": tokens}
-            self._facts |= {"p90": f"{total['latency_p90_s']:.2g} s"} if "latency_p90_s" in total else {}
+            self._facts |= (
+                {"p90": f"{total['latency_p90_s']:.2g} s"} if "latency_p90_s" in total else {}
+            )
             self._facts |= {"retries": retries} if retries else {}
             self._facts |= {"cost": total["cost"]} if total.get("cost") else {}
         return self._facts

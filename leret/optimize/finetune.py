@@ -49,7 +49,11 @@ class FinetuneJob(TrainingJob):
         if self.cancelled():
             return TrainingStatus.cancelled
         if self.done():
-            return TrainingStatus.failed if isinstance(self.result(), Exception) else TrainingStatus.succeeded
+            return (
+                TrainingStatus.failed
+                if isinstance(self.result(), Exception)
+                else TrainingStatus.succeeded
+            )
         return TrainingStatus.running if self.training else TrainingStatus.pending
 
     def cancel(self) -> bool:
@@ -97,7 +101,12 @@ def train_examples(
     with ONE_TRAINING:
         report = _train(training, job, progress)
     if report.dropped:
-        _LOG.warning("%s: %d of %d examples were too long and were dropped", report.path, report.dropped, len(inputs))
+        _LOG.warning(
+            "%s: %d of %d examples were too long and were dropped",
+            report.path,
+            report.dropped,
+            len(inputs),
+        )
     return report.path
 
 
@@ -115,23 +124,35 @@ def _training(
     ``enable_thinking`` (for the chat template).
     """
     keys, online = dict(keys), environment is not None
-    max_steps, thinking = None if online else keys.pop("max_steps", None), keys.pop("enable_thinking", None)
+    max_steps, thinking = (
+        None if online else keys.pop("max_steps", None),
+        keys.pop("enable_thinking", None),
+    )
     recipe = validated(TrainingRecipe, keys)
     if not inputs:
-        raise TrainingError("there are no examples to train on; check whether the metric rejects every example")
+        raise TrainingError(
+            "there are no examples to train on; check whether the metric rejects every example"
+        )
     initial = initial_policy(model)
     recipe = with_learning_rate(recipe, initial)
-    digests = {"data": questions_digest(inputs) if online else examples_digest(inputs), "parent": initial.digest}
+    digests = {
+        "data": questions_digest(inputs) if online else examples_digest(inputs),
+        "parent": initial.digest,
+    }
     more = {"max_steps": max_steps, "enable_thinking": thinking}
     content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
     name = recipe.name or f"{recipe.algorithm}-{content[:12]}"
     recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
     directory = CheckpointDirectory(run_dir / "policies", name)
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
-    return LocalTraining(recipe, initial, inputs, directory, key, run, environment, None, max_steps, thinking)
+    return LocalTraining(
+        recipe, initial, inputs, directory, key, run, environment, None, max_steps, thinking
+    )
 
 
-def _train(training: LocalTraining, job: FinetuneJob | None, progress: Progress | None) -> TrainReport:
+def _train(
+    training: LocalTraining, job: FinetuneJob | None, progress: Progress | None
+) -> TrainReport:
     if job is None:
         return train_job(training, progress)
     job.training = True
@@ -141,7 +162,9 @@ def _train(training: LocalTraining, job: FinetuneJob | None, progress: Progress 
     except KeyboardInterrupt:
         if not job.cancelled():
             raise
-    raise TrainingError(f"{training.directory.path}: cancelled; train again to resume from the last checkpoint")
+    raise TrainingError(
+        f"{training.directory.path}: cancelled; train again to resume from the last checkpoint"
+    )
 
 
 def validated(settings: type[S], keys: Mapping[str, Any]) -> S:

@@ -51,7 +51,9 @@ class CallBudget:
         """Count ``n`` calls before they start; raise LMCallsSpent if they would exceed the maximum."""
         with self._lock:
             if self.bound is not None and self.spent + n > self.bound - self.reserved:
-                reserve = f" ({self.reserved} more are reserved for valset)" if self.reserved else ""
+                reserve = (
+                    f" ({self.reserved} more are reserved for valset)" if self.reserved else ""
+                )
                 raise LMCallsSpent(
                     f"max_lm_calls={self.bound} is reached after {self.spent} LM calls{reserve}; raise the limit and "
                     "compile again with the same run_dir to reuse the samples and trained policies"
@@ -91,7 +93,9 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
 
     async def ask(request: Request) -> list[Completion]:
         if request.messages[0].get("tools"):
-            raise PolicyError(f"{lm.model} cannot make native tool calls; use leret.LM, or an adapter without them")
+            raise PolicyError(
+                f"{lm.model} cannot make native tool calls; use leret.LM, or an adapter without them"
+            )
         try:
             texts = [await complete_messages(lm, request.messages) for _ in request.seeds]
         except Exception as error:
@@ -147,7 +151,9 @@ def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
     return counted_lm(lm, budget, **({"temperature": 0.0} if is_trainable(lm) else {}))
 
 
-def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | None) -> dict[Task, dspy.Example]:
+def read_tasks(
+    trainset: Iterable[dspy.Example], reward: str | RewardFunction | None
+) -> dict[Task, dspy.Example]:
     """Convert examples to tasks, sorted by task id; identical examples become one task.
 
     Raises:
@@ -168,7 +174,9 @@ def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | 
             )
         task = Task(inputs_id(example), dict(example.inputs()), gold)
         if examples.setdefault(task.id, (task, example))[1] != example:
-            raise DataError(f"trainset[{number}] and another example differ only in their labels; remove one")
+            raise DataError(
+                f"trainset[{number}] and another example differ only in their labels; remove one"
+            )
     if not examples:
         raise DataError("trainset is empty; pass at least one example")
     return dict(examples[name] for name in sorted(examples))
@@ -185,20 +193,29 @@ def refuse_recurring(tasks: Iterable[Task], valset: Iterable[dspy.Example]) -> N
     both = [example for example in valset if inputs_id(example) in known]
     if both:
         shown = {name: str(value)[:80] for name, value in both[0].inputs().items()}
-        raise DataError(f"{len(both)} valset examples are also in trainset, such as {shown}; remove them from valset")
+        raise DataError(
+            f"{len(both)} valset examples are also in trainset, such as {shown}; remove them from valset"
+        )
 
 
-def step_reward(reward: str | RewardFunction | None, examples: Mapping[Task, dspy.Example]) -> str | Reward:
+def step_reward(
+    reward: str | RewardFunction | None, examples: Mapping[Task, dspy.Example]
+) -> str | Reward:
     """Return the step reward for the sampler; if ``reward`` is None, no step is scored."""
     if reward is None:
         return lambda outcome: None
     if callable(reward):
-        return lambda outcome: None if (v := reward(examples[outcome.task], outcome)) is None else float(v)
+        return lambda outcome: (
+            None if (v := reward(examples[outcome.task], outcome)) is None else float(v)
+        )
     if not any(_gold_of(example)[0] in _TITLES for example in examples.values()):
         return reward
     measure = scoring(reward)
     return lambda outcome: measure(
-        replace(outcome, ranking=tuple([p._replace(doc_id=p.title or p.doc_id) for p in outcome.ranking]))
+        replace(
+            outcome,
+            ranking=tuple([p._replace(doc_id=p.title or p.doc_id) for p in outcome.ranking]),
+        )
     )
 
 
@@ -206,14 +223,24 @@ def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
     for field in (*_IDS, *_TITLES):
         value = example.get(field)
         if value:
-            listed = [value] if isinstance(value, str) else sorted(value) if isinstance(value, set) else value
+            listed = (
+                [value]
+                if isinstance(value, str)
+                else sorted(value)
+                if isinstance(value, set)
+                else value
+            )
             return field, tuple(dict.fromkeys(map(str, listed)))
     return "", ()
 
 
 def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
     """Map predictors to the leret LMs to train; LeretError if there is none, or if one of them cannot be trained."""
-    lms = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
+    lms = {
+        name: predictor.lm
+        for name, predictor in program.named_predictors()
+        if is_trainable(predictor.lm)
+    }
     if not program.predictors():
         raise ProgramError(
             f"{type(program).__name__} has no predictor to train: named_predictors() is empty; store each "
@@ -227,7 +254,9 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
         )
     for lm in set(lms.values()):
         if n_samples > 1 and lm.kwargs.get("temperature") == 0:
-            raise ConfigError(f"{lm.model} has temperature 0: all samples are identical; use leret.LM(temperature=1.0)")
+            raise ConfigError(
+                f"{lm.model} has temperature 0: all samples are identical; use leret.LM(temperature=1.0)"
+            )
         try:
             find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:
@@ -266,7 +295,12 @@ def with_weights(program: dspy.Module) -> dict[dspy.BaseLM, dspy.BaseLM]:
     replaced: dict[dspy.BaseLM, LM] = {}
     for predictor in program.predictors():
         lm = predictor.lm
-        if type(lm) is dspy.LM and lm.finetuning_model and lm.model.startswith(_SERVED) and server_of(lm):
+        if (
+            type(lm) is dspy.LM
+            and lm.finetuning_model
+            and lm.model.startswith(_SERVED)
+            and server_of(lm)
+        ):
             predictor.lm = replaced[lm] = replaced.get(lm) or _trainable(lm)
     return {new: old for old, new in replaced.items()}
 
@@ -274,7 +308,9 @@ def with_weights(program: dspy.Module) -> dict[dspy.BaseLM, dspy.BaseLM]:
 def _trainable(lm: dspy.LM) -> LM:
     keys = {"api_key", "timeout", *lm.kwargs} - (CLIENT_KEYS - {"api_key", "timeout"})
     arguments = {key: lm.kwargs.get(key) for key in keys}
-    return LM(lm.model.partition("/")[2], api_base=server_of(lm), weights=lm.finetuning_model, **arguments)
+    return LM(
+        lm.model.partition("/")[2], api_base=server_of(lm), weights=lm.finetuning_model, **arguments
+    )
 
 
 def pick_actors(program: dspy.Module) -> dict[str, Policy]:
@@ -292,4 +328,8 @@ def teacher_prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> P
     """Return a prompt with a teacher's demos and instructions."""
     named = dict(prepare_teacher(student, teacher).named_predictors())
     demos = {name: [dict(demo) for demo in predictor.demos] for name, predictor in named.items()}
-    return Prompt(str(number), demos, {name: predictor.signature.instructions for name, predictor in named.items()})
+    return Prompt(
+        str(number),
+        demos,
+        {name: predictor.signature.instructions for name, predictor in named.items()},
+    )

@@ -61,10 +61,14 @@ class Provider(dspy_internals.Provider):
         elif name not in _servers:
             engine, timeout_s = keys.pop("engine", None), keys.pop("timeout_s", 600.0)
             if engine not in SERVERS:
-                raise ConfigError(f"launch_kwargs: engine: {engine!r} is not one of {', '.join(SERVERS)}")
+                raise ConfigError(
+                    f"launch_kwargs: engine: {engine!r} is not one of {', '.join(SERVERS)}"
+                )
             server = _servers[name] = BackgroundServer(name, engine, timeout_s, **keys)
             thinking = lm.engine.settings.enable_thinking
-            SERVED[name] = make_policy(server.settings.model_copy(update={"enable_thinking": thinking}))
+            SERVED[name] = make_policy(
+                server.settings.model_copy(update={"enable_thinking": thinking})
+            )
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
@@ -86,11 +90,16 @@ class Provider(dspy_internals.Provider):
     ) -> str:
         """Train a policy to write the last message of each conversation; return the name of the new policy."""
         if train_data_format != TrainDataFormat.CHAT:
-            raise TrainingError(f"leret finetunes only on chat data, not {train_data_format}; use a chat adapter")
+            raise TrainingError(
+                f"leret finetunes only on chat data, not {train_data_format}; use a chat adapter"
+            )
         keys = {"algorithm": "sft", **(train_kwargs or {})}
         run_dir = keys.pop("run_dir", None) or default_run_dir()
         conversations = [tuple(row["messages"]) for row in train_data]
-        examples = [TrainingExample(str(i), c[:-1], (c[-1]["content"],)) for i, c in enumerate(conversations)]
+        examples = [
+            TrainingExample(str(i), c[:-1], (c[-1]["content"],))
+            for i, c in enumerate(conversations)
+        ]
         return f"leret/{train_examples(model, examples, keys, run_dir, job=job)}"
 
 
@@ -134,11 +143,20 @@ class LM(PolicyLM):
         url = kwargs.pop("base_url", None) or api_base
         refuse_client_keys(kwargs)
         local: dict[str, Any] = {
-            key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs
+            key: kwargs.pop(key)
+            for key in ("device", "dtype", "enable_thinking", "template")
+            if key in kwargs
         }
-        arguments = {"temperature": 1.0, "cache": False, "finetuning_model": _absolute(weights), **kwargs}
+        arguments = {
+            "temperature": 1.0,
+            "cache": False,
+            "finetuning_model": _absolute(weights),
+            **kwargs,
+        }
         if url is not None:
-            if name.count("/") > 1:  # openai/gpt-oss-20b is a name, openai/Qwen/Qwen3-8B has the prefix of dspy.LM
+            if (
+                name.count("/") > 1
+            ):  # openai/gpt-oss-20b is a name, openai/Qwen/Qwen3-8B has the prefix of dspy.LM
                 name = name.removeprefix("openai/")
             settings = _settings(
                 OpenAIPolicySettings,
@@ -151,18 +169,27 @@ class LM(PolicyLM):
             engine = PolicyEngine(policy, _settings(LocalPolicySettings, local))
             arguments.setdefault("max_tokens", SERVED_MAX_TOKENS)
         else:
-            _refuse_without_server(weights=weights, api_key=api_key, api_key_env=api_key_env, timeout=timeout)
+            _refuse_without_server(
+                weights=weights, api_key=api_key, api_key_env=api_key_env, timeout=timeout
+            )
             name = _absolute(name) or name
-            engine = engine or PolicyEngine(settings=_settings(LocalPolicySettings, {"model": name, **local}))
+            engine = engine or PolicyEngine(
+                settings=_settings(LocalPolicySettings, {"model": name, **local})
+            )
             arguments.setdefault("max_tokens", engine.settings.max_tokens)
         super().__init__(f"leret/{name}", **{**engine.arguments(), **arguments})
 
     def infer_provider(self) -> Provider:
         return Provider()
 
-    def finetune(self, train_data: Any, train_data_format: Any, train_kwargs: dict[str, Any] | None = None) -> Any:
+    def finetune(
+        self, train_data: Any, train_data_format: Any, train_kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Finetune like ``dspy.LM``, with this LM's ``enable_thinking`` unless ``train_kwargs`` sets another value."""
-        keys = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
+        keys = {
+            "enable_thinking": self.engine.settings.enable_thinking,
+            **(train_kwargs or self.train_kwargs),
+        }
         return super().finetune(train_data, train_data_format, keys)
 
     def reinforce(self, train_kwargs: Mapping[str, Any]) -> NoReturn:
@@ -176,14 +203,18 @@ class LM(PolicyLM):
 def _refuse_without_server(**arguments: Any) -> None:
     for name, value in arguments.items():
         if value is not None:
-            raise ConfigError(f"leret.LM: {name} is for a server; add api_base=URL, or remove {name}")
+            raise ConfigError(
+                f"leret.LM: {name} is for a server; add api_base=URL, or remove {name}"
+            )
 
 
 def _settings(kind: type[S], values: Mapping[str, Any]) -> S:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(problems_of(error, kind, Placed(dict(values), {(): "leret.LM"}))) from None
+        raise ConfigError(
+            problems_of(error, kind, Placed(dict(values), {(): "leret.LM"}))
+        ) from None
 
 
 def _absolute(name: str | Path | None) -> str | None:

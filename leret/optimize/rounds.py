@@ -73,7 +73,9 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
     trainings = [recipe for recipe in recipes if isinstance(recipe, TrainingRecipe)]
     evaluation = [recipe for recipe in recipes if isinstance(recipe, EvalRecipe)]
     if len(sampling) > 1 or len(evaluation) > 1:
-        raise ConfigError("there is more than one sampling or evaluation recipe; keep one of each kind")
+        raise ConfigError(
+            "there is more than one sampling or evaluation recipe; keep one of each kind"
+        )
     if problems := list(_problems(sampling, trainings, run, rounds)):
         raise ConfigError(problems)
     stages: list[RoundStage] = []
@@ -109,8 +111,12 @@ def _problems(
         if recipe.data.part is not None:
             yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove either"
         for key, settings in recipe.by_predictor.items():
-            loads = isinstance(settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings)
-            if _actor_of(recipe, trainings, key) and not (loads or (not key and settings.kind == "openai")):
+            loads = isinstance(
+                settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings
+            )
+            if _actor_of(recipe, trainings, key) and not (
+                loads or (not key and settings.kind == "openai")
+            ):
                 name = f"policies.{key}" if key else "policy"
                 remedy = "use kind local, use kind openai with a vLLM server as `policy`, or remove --rounds"
                 yield f"{name}.kind: {settings.kind} cannot load new weights; {remedy}"
@@ -141,7 +147,9 @@ def _name(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number}"
 
 
-def _actor_of(recipe: SamplingRecipe, trainings: Sequence[TrainingRecipe], key: str) -> tuple[str, str] | None:
+def _actor_of(
+    recipe: SamplingRecipe, trainings: Sequence[TrainingRecipe], key: str
+) -> tuple[str, str] | None:
     """Return the last policy, not a control, that is trained for ``key``, and its part ("" unless trained jointly)."""
     is_picker = isinstance(recipe.by_predictor[key], PickerSettings)
     part = "picker" if is_picker else "writer"
@@ -179,7 +187,10 @@ def _with_successors(
 
 
 def _training(
-    recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingRecipe], sampling: Sequence[SamplingRecipe]
+    recipe: TrainingRecipe,
+    number: int,
+    trainings: Sequence[TrainingRecipe],
+    sampling: Sequence[SamplingRecipe],
 ) -> TrainingRecipe:
     if number == 1:
         return recipe
@@ -189,10 +200,18 @@ def _training(
         fits = ((key, one) for part in sampling for key, one in part.by_predictor.items()
                 if isinstance(one, PickerSettings) is is_picker and _trains(part, section, key))  # fmt: skip
         actor = next((_actor_of(sampling[0], trainings, key) for key, _ in fits), None)
-        is_policy = recipe.folder == "policies"  # a retriever's base is the run's retriever in every round
+        is_policy = (
+            recipe.folder == "policies"
+        )  # a retriever's base is the run's retriever in every round
         before = {**names, "base": _name(actor[0], number - 1) if actor and is_policy else "base"}
-        keys = {key: value for key in ("init_from", "match_steps_of") if (value := getattr(section, key, None))}
-        return section.model_copy(update={key: before.get(value, value) for key, value in keys.items()})
+        keys = {
+            key: value
+            for key in ("init_from", "match_steps_of")
+            if (value := getattr(section, key, None))
+        }
+        return section.model_copy(
+            update={key: before.get(value, value) for key, value in keys.items()}
+        )
 
     actors = {part: getattr(recipe, part) for part in ("picker", "writer") if hasattr(recipe, part)}
     update = {part: renamed(section, part == "picker") for part, section in actors.items()}
@@ -206,10 +225,14 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
         yield
         return
     if not isinstance(settings, LocalPolicySettings):
-        raise ConfigError(f"--serve {engine}: a policy of kind {settings.kind} already has a server; remove --serve")
+        raise ConfigError(
+            f"--serve {engine}: a policy of kind {settings.kind} already has a server; remove --serve"
+        )
     from leret.optimize.provider import LM
 
-    lm = LM(settings.model, enable_thinking=settings.enable_thinking, launch_kwargs={"engine": engine})
+    lm = LM(
+        settings.model, enable_thinking=settings.enable_thinking, launch_kwargs={"engine": engine}
+    )
     lm.launch()
     try:
         yield

@@ -62,7 +62,10 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     run = Run.create(Path(place).resolve())
     before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
-        logger.info("LeReT: %s belongs to a different student; using the subdirectory students/ for this one", run.path)
+        logger.info(
+            "LeReT: %s belongs to a different student; using the subdirectory students/ for this one",
+            run.path,
+        )
         run = Run.create(run.path / "students" / now["student"][:12])
         before = run.manifest.optimize
     if before is not None:
@@ -82,7 +85,9 @@ def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
         for name, predictor in program.named_predictors()
     ]  # fmt: skip
     predictors += [[name, policies[name].digest] for name in named_picks(program)]
-    return digest(([source_of(type(module)) for _, module in program.named_sub_modules()], predictors))
+    return digest(
+        ([source_of(type(module)) for _, module in program.named_sub_modules()], predictors)
+    )
 
 
 def source_of(thing: Any) -> str:
@@ -112,7 +117,10 @@ def training_examples(
         PolicyError: no completion can be parsed.
         TrainingError: the completions have equal rewards at every state.
     """
-    samples = {lm: GroupSamples([group for group in groups if lms[group.state.predictor] is lm]) for lm in lms.values()}
+    samples = {
+        lm: GroupSamples([group for group in groups if lms[group.state.predictor] is lm])
+        for lm in lms.values()
+    }
     by_algorithm: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
     for name in algorithms:
         algorithm = cast(StoredAlgorithm, ALGORITHMS[name])
@@ -128,9 +136,13 @@ def training_examples(
 
 def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
     samples = [sample for group in groups for sample in group.samples]
-    unparsed = [one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"]
+    unparsed = [
+        one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"
+    ]
     if unparsed and len(unparsed) == len(samples):
-        return PolicyError(f"all {len(samples)} completions failed to parse, for example: {unparsed[0].message}")
+        return PolicyError(
+            f"all {len(samples)} completions failed to parse, for example: {unparsed[0].message}"
+        )
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     mean = sum(rewards) / max(1, len(rewards))
     return TrainingError(
@@ -163,7 +175,9 @@ def score(
         predictor.lm = greedy_lm(predictor.lm, budget)
     progress.start(f"valset, {stage}", len(valset))
     watched = scored.watched(metric, progress)
-    evaluate = dspy.Evaluate(devset=list(valset), metric=watched, num_threads=num_threads or THREADS, max_errors=NEVER)
+    evaluate = dspy.Evaluate(
+        devset=list(valset), metric=watched, num_threads=num_threads or THREADS, max_errors=NEVER
+    )
     with dspy.context(callbacks=[*dspy.settings.callbacks, OtherCalls(budget)]):
         result = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage})
     progress.finish()
@@ -232,7 +246,11 @@ class StudentEnvironment(Environment):
         settings: SamplingSettings,
         cache: Path,
     ) -> None:
-        decoding = {name: lm.kwargs[name] for name in ("temperature", "max_tokens", "top_p") if lm.kwargs.get(name)}
+        decoding = {
+            name: lm.kwargs[name]
+            for name in ("temperature", "max_tokens", "top_p")
+            if lm.kwargs.get(name)
+        }
         decoding["enable_thinking"] = lm.engine.settings.enable_thinking
         model = (lm.finetuning_model or lm.model).removeprefix("leret/")
         policy = LocalPolicySettings(model=model).model_copy(update=decoding)

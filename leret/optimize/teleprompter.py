@@ -92,7 +92,9 @@ _SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
 """Arguments of `LeReT` that identify a run directory, in addition to reward, metric and algorithms."""
 
 
-class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only direct subclasses of Teleprompter
+class LeReT(
+    stock.FinetuneTeleprompter, Teleprompter
+):  # tracers patch only direct subclasses of Teleprompter
     """Trains the LMs of a program on rewards for their completions.
 
     At every LM call of the program on the trainset, LeReT samples and scores several completions. Training favors the
@@ -144,13 +146,20 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         self.num_threads = num_threads
         self.reward, self.metric, self.credit = reward, metric, credit
         self.prompts, self.samples, self.n_continuations = prompts, samples, n_continuations
-        self.algorithms, self.run_dir, self.seed, self.max_lm_calls = tuple(algorithms), run_dir, seed, max_lm_calls
+        self.algorithms, self.run_dir, self.seed, self.max_lm_calls = (
+            tuple(algorithms),
+            run_dir,
+            seed,
+            max_lm_calls,
+        )
         if not self.algorithms or not set(self.algorithms) <= set(_ALGORITHMS):
             raise ConfigError(
                 f"algorithms={self.algorithms!r}: choose from {', '.join(_ALGORITHMS)}; `leret train` trains pickers"
             )
         if credit not in (None, "step", "final", "both", "return"):
-            raise ConfigError(f"credit={credit!r}: choose step, final, both or return, or remove credit")
+            raise ConfigError(
+                f"credit={credit!r}: choose step, final, both or return, or remove credit"
+            )
         if reward is None and (metric is None or credit in ("step", "both", "return")):
             raise ConfigError(
                 "reward is missing; pass a name (reward='ap') or a function, or use credit='final' with a metric"
@@ -190,7 +199,9 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         job.log("run", f"samples and policies are in {job.run.path}")
         with dated(job.run.manifest.date), shown() as job.progress, one_truncation_warning():
             candidates = job.restore_lms(job.train_all())
-        ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # a stable sort
+        ranked = (
+            sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]
+        )  # a stable sort
         job.log("result", job.conclusion(candidates[0], ranked[0]), returned=ranked[0]["stage"])
         program: dspy.Module = ranked[0]["program"]
         job.note_servers(ranked[0])
@@ -220,7 +231,10 @@ class CompileJob:
         self.examples = read_tasks(trainset, settings.reward)
         refuse_recurring(self.examples, self.valset)
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
-        self.prompts = [ZERO_SHOT, *(teacher_prompt(i, student, program) for i, program in enumerate(teachers, 1))]
+        self.prompts = [
+            ZERO_SHOT,
+            *(teacher_prompt(i, student, program) for i, program in enumerate(teachers, 1)),
+        ]
         self.program = stock.copy_program_with_lms(student)
         self.originals = with_weights(self.program)
         self.adapter = current_adapter()
@@ -234,16 +248,27 @@ class CompileJob:
         self.policies: dict[str, Policy] = {**counted, **pick_actors(self.program)}
         metric, examples = settings.metric, self.examples
         self.reward = step_reward(settings.reward, examples)
-        self.final = metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction)))
-        rm, searches = dspy.settings.rm, (search for _, search in self.program.named_sub_modules(Search))
+        self.final = metric and (
+            lambda outcome: float(metric(examples[outcome.task], outcome.prediction))
+        )
+        rm, searches = (
+            dspy.settings.rm,
+            (search for _, search in self.program.named_sub_modules(Search)),
+        )
         has_retriever = any(search.retriever is not None for search in searches)
         self.retriever = rm if isinstance(rm, Retriever) and not has_retriever else None
-        self.rm = search_tool(rm, name="rm") if self.retriever is None and callable(rm) else None  # non-leret retriever
-        self.spread: dict[str, list[int]] = {}  # by predictor: states, and states with unequal rewards
+        self.rm = (
+            search_tool(rm, name="rm") if self.retriever is None and callable(rm) else None
+        )  # non-leret retriever
+        self.spread: dict[
+            str, list[int]
+        ] = {}  # by predictor: states, and states with unequal rewards
         self.calls_per_run = float(len(counted))
         self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
-            self.log("trainset", f"{len(trainset) - len(self.examples)} duplicate examples are ignored")
+            self.log(
+                "trainset", f"{len(trainset) - len(self.examples)} duplicate examples are ignored"
+            )
 
     def train_all(self) -> list[dict[str, Any]]:
         candidates = [self.candidate("student", self.program)]
@@ -294,14 +319,18 @@ class CompileJob:
         self.budget.reserved = before * len(settings.algorithms)
         reward, final = self.reward, self.final
         try:
-            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):  # replays call no callbacks
+            with dspy.context(
+                callbacks=[], _leret_spend=self.budget.spend
+            ):  # replays call no callbacks
                 plan = SamplingPlan(
                     (ZERO_SHOT,), settings.samples, settings.seed, temperature=1.0, top_p=1.0, max_tokens=64,
                     role=self.role, reward=scoring(reward), final=final and scoring(final, "final"),
                     n_continuations=settings.n_continuations,
                 )  # fmt: skip
                 if settings.prompts > len(self.prompts) == 1:
-                    self.prompts = self._bank(final or reward if settings.reward is None else reward)
+                    self.prompts = self._bank(
+                        final or reward if settings.reward is None else reward
+                    )
                 plan = replace(plan, prompts=tuple(self.prompts))
                 _in_thread(asyncio.run, self._sample(plan))
         except LMCallsSpent as error:
@@ -316,13 +345,21 @@ class CompileJob:
                 if group.samples[0].is_sampled:
                     counters = self.spread.setdefault(group.state.predictor, [0, 0])
                     counters[0] += 1
-                    counters[1] += len({one.reward for one in group.samples if one.reward is not None}) > 1
+                    counters[1] += (
+                        len({one.reward for one in group.samples if one.reward is not None}) > 1
+                    )
         text = f"{counts['samples']} samples at {counts['states']} states from {len(examples)} examples"
-        spread = {name: {"states": n, "with_spread": n_spread} for name, (n, n_spread) in self.spread.items()}
+        spread = {
+            name: {"states": n, "with_spread": n_spread}
+            for name, (n, n_spread) in self.spread.items()
+        }
         self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, **counts)
         for name, (n, n_spread) in self.spread.items():
             if not n_spread:
-                self.log("sample", f"{name} has no samples to train on: the rewards are equal at each of {n} states")
+                self.log(
+                    "sample",
+                    f"{name} has no samples to train on: the rewards are equal at each of {n} states",
+                )
 
     def _bank(self, reward: str | Reward) -> list[Prompt]:
         """Return the student's prompt and few-shot prompts; half of the examples become demos, half are for scoring."""
@@ -338,12 +375,18 @@ class CompileJob:
                 teacher=warm, on_scored=lambda: self.progress.advance(1),
             )  # fmt: skip
             save_bank(self.run, bank, wanted)
-            self.log("prompts", f"made {len(bank)} of {wanted} prompts", scores=[prompt.score for prompt in bank])
+            self.log(
+                "prompts",
+                f"made {len(bank)} of {wanted} prompts",
+                scores=[prompt.score for prompt in bank],
+            )
         return bank
 
     async def _sample(self, plan: SamplingPlan) -> None:
         program = self.program.deepcopy()
-        searches = nullcontext() if self.retriever is None else closing(SearchBatcher(self.retriever))
+        searches = (
+            nullcontext() if self.retriever is None else closing(SearchBatcher(self.retriever))
+        )
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
         self.progress.start("sampling", len(self.examples))
         lm = next(iter(self.trained.values()))
@@ -352,7 +395,10 @@ class CompileJob:
                 list(self.examples), program, self.adapter, search, plan, store, settings,
                 rm=self.rm, read=lm.engine.reader(lm.model), run=self.run, progress=self.progress,
             )  # fmt: skip
-        failure, n_outages = stats.last_failure, stats.failures["policy"] + stats.failures["retrieval"]
+        failure, n_outages = (
+            stats.last_failure,
+            stats.failures["policy"] + stats.failures["retrieval"],
+        )
         if failure is not None and n_outages:
             raise BOUNDARIES.get(failure.kind, PolicyError)(
                 f"{n_outages} completions or searches failed; the last error: {failure.message}. Fix the cause and "
@@ -368,17 +414,27 @@ class CompileJob:
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role for the LM that DSPy would call; a call is sampled only if that LM is to be trained."""
         name = need.predictor
-        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor whose LM is called
+        owner = (
+            need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name
+        )  # predictor whose LM is called
         if need.choice is not None:
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:
             if dspy.settings.lm is None:
-                raise ProgramError(f"{name} is created inside forward and has no LM: call dspy.configure(lm=...)")
+                raise ProgramError(
+                    f"{name} is created inside forward and has no LM: call dspy.configure(lm=...)"
+                )
             self.policies[owner] = counted_policy(dspy.settings.lm, self.budget)
         lm = self.trained.get(owner)
         if self.trained.get(name) is not lm or lm is None:
             return Role(self.policies[owner], sampled=False)
-        return Role(self.policies[name], True, self.credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
+        return Role(
+            self.policies[name],
+            True,
+            self.credit,
+            lm.kwargs.get("temperature"),
+            lm.kwargs.get("max_tokens"),
+        )
 
     def training_examples(self) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
         with Store(self.run.store, read_only=True) as store:
@@ -386,37 +442,55 @@ class CompileJob:
             groups = [group for group in sampled if group.state.predictor in self.trained]
         stored = [name for name in self.settings.algorithms if name not in _ONLINE]
         try:
-            return training_examples(groups, self.trained, stored, partial(self._recipe, without="max_steps"))
+            return training_examples(
+                groups, self.trained, stored, partial(self._recipe, without="max_steps")
+            )
         except LeretError as error:
             raise (self.stopped or error) from None
 
     def train(
-        self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
+        self,
+        algorithm: str,
+        examples: Mapping[dspy.LM, Sequence[TrainingExample]],
+        models: dict[dspy.LM, str],
     ) -> dspy.Module:
         """Train each LM further, update ``models`` (LM to model name), and return the program with the trained LMs.
 
         LMs are trained one after another. An online algorithm uses new samples instead of ``examples``.
         """
         for lm in dict.fromkeys(self.trained.values()):
-            start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
+            start, keys = (
+                models.get(lm) or lm.finetuning_model or lm.model,
+                self._keys(algorithm, lm),
+            )
             rows, before = examples.get(lm, ()), self.budget.spent
             if algorithm in _ONLINE:
-                self.log(algorithm, f"{lm.model} on new samples from {len(self.examples)} examples", lm=lm.model)
+                self.log(
+                    algorithm,
+                    f"{lm.model} on new samples from {len(self.examples)} examples",
+                    lm=lm.model,
+                )
                 path = self._train_online(start, keys, lm, models)
                 models[lm] = self._trained(algorithm, path, lm_calls=self.budget.spent - before)
                 continue
-            self.log(algorithm, f"{lm.model} on {len(rows)} examples", lm=lm.model, examples=len(rows))
+            self.log(
+                algorithm, f"{lm.model} on {len(rows)} examples", lm=lm.model, examples=len(rows)
+            )
             if rows:
                 path = train_examples(start, rows, keys, self.run.path, progress=self.progress)
                 models[lm] = self._trained(algorithm, path)
         return self._program(models)
 
-    def _train_online(self, start: str, keys: Mapping[str, Any], lm: dspy.LM, models: Mapping[dspy.LM, str]) -> Path:
+    def _train_online(
+        self, start: str, keys: Mapping[str, Any], lm: dspy.LM, models: Mapping[dspy.LM, str]
+    ) -> Path:
         program = self._program(models)
         for name, predictor in program.named_predictors():
             self.policies[name] = counted_policy(predictor.lm, self.budget)
         names = [name for name, trained in self.trained.items() if trained is lm]
-        settings = SamplingSettings(credit=self.credit, n_continuations=self.settings.n_continuations)
+        settings = SamplingSettings(
+            credit=self.credit, n_continuations=self.settings.n_continuations
+        )
         settings = settings.model_copy(update={"reward": self.reward, "final": self.final})
         environment = StudentEnvironment(
             program, self.adapter, self.retriever, self.rm, lm, partial(self._live_role, names), settings,
@@ -433,18 +507,25 @@ class CompileJob:
         role = self.role(need)
         if not role.sampled or need.predictor not in names:
             return replace(role, sampled=False)
-        return replace(role, policy=CountedPolicy(live.name, live.digest, self.budget, live.complete))
+        return replace(
+            role, policy=CountedPolicy(live.name, live.digest, self.budget, live.complete)
+        )
 
     def _recipe(self, algorithm: str, lm: dspy.LM, without: str = "") -> TrainingRecipe:
         """Return a training recipe without the keys that only `train_examples` takes."""
         keys = self._keys(algorithm, lm)
         left_out = {"enable_thinking", without}
-        return validated(TrainingRecipe, {name: value for name, value in keys.items() if name not in left_out})
+        return validated(
+            TrainingRecipe, {name: value for name, value in keys.items() if name not in left_out}
+        )
 
     def _keys(self, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
         keys = dict(self.settings.train_kwargs[self.originals.get(lm, lm)] or {})
         algorithm_keys = {name: keys.pop(name, {}) for name in _ALGORITHMS}[algorithm]
-        defaults = {"seed": self.settings.seed, "enable_thinking": lm.engine.settings.enable_thinking}
+        defaults = {
+            "seed": self.settings.seed,
+            "enable_thinking": lm.engine.settings.enable_thinking,
+        }
         return {**defaults, **keys, **algorithm_keys, "algorithm": algorithm}
 
     def _trained(self, algorithm: str, path: Path, **facts: Any) -> str:
@@ -452,7 +533,12 @@ class CompileJob:
         record = training_record(path)
         rate = record.get("key", {}).get("recipe", {}).get("learning_rate")
         if rate is not None:
-            self.log(algorithm, f"{record['steps']} steps at learning rate {rate:g}", learning_rate=rate, **facts)
+            self.log(
+                algorithm,
+                f"{record['steps']} steps at learning rate {rate:g}",
+                learning_rate=rate,
+                **facts,
+            )
         return f"leret/{path}"
 
     def _program(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
@@ -465,21 +551,31 @@ class CompileJob:
     def estimate(self, student: Mapping[str, Any]) -> None:
         """Log the estimated number of LM calls, based on the mean number of calls in a run of the student."""
         settings, n = self.settings, len(self.examples)
-        calls = self.calls_per_run = self.budget.spent / len(self.valset) if self.valset else self.calls_per_run
+        calls = self.calls_per_run = (
+            self.budget.spent / len(self.valset) if self.valset else self.calls_per_run
+        )
         total = calls * len(self.valset) * len(settings.algorithms)
         if not set(settings.algorithms) <= set(_ONLINE):
             total += calls * n * settings.samples * settings.prompts
         for algorithm, lm in product(settings.algorithms, dict.fromkeys(self.trained.values())):
             if algorithm in _ONLINE:
                 recipe = cast(WritingRecipe, self._recipe(algorithm, lm))
-                total += recipe.n_rounds(n) * recipe.questions_per_round * recipe.num_generations * calls
+                total += (
+                    recipe.n_rounds(n) * recipe.questions_per_round * recipe.num_generations * calls
+                )
         self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
     def advice(self) -> str:
-        if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in SCOPES}:
+        if shipped := {lm.model for lm in self.trained.values()} & {
+            f"leret/{name}" for name in SCOPES
+        }:
             scope = SCOPES[(name := shipped.pop()).removeprefix("leret/")]
             return f"{name} {scope}; use a model from the Hugging Face Hub or a directory, or try algorithms=['grpo']"
-        n, n_spread = (sum(numbers) for numbers in zip(*self.spread.values(), strict=True)) if self.spread else (0, 0)
+        n, n_spread = (
+            (sum(numbers) for numbers in zip(*self.spread.values(), strict=True))
+            if self.spread
+            else (0, 0)
+        )
         if n and n_spread < n / 5:
             return (
                 f"Samples differ in reward at only {n_spread} of {n} states: raise samples or the LM's temperature, "
@@ -513,14 +609,20 @@ class CompileJob:
         digests: dict[str, Any] = {
             "trainset": [[task.id, list(task.gold)] for task in self.examples],
             "teacher": [prompt.digest for prompt in self.prompts],
-            "adapter": [type(self.adapter).__qualname__, to_jsonable_python(vars(self.adapter), fallback=source_of)],
+            "adapter": [
+                type(self.adapter).__qualname__,
+                to_jsonable_python(vars(self.adapter), fallback=source_of),
+            ],
             **{name: source_of(value) for name, value in functions.items() if callable(value)},
         }
         return {
             "dspy": installed_version("dspy"),
             "student": student_digest(self.program, self.policies),
             **{name: getattr(settings, name) for name in _SETTINGS},
-            **{name: name_of(value) if callable(value) else value for name, value in functions.items()},
+            **{
+                name: name_of(value) if callable(value) else value
+                for name, value in functions.items()
+            },
             "algorithms": list(settings.algorithms),
             "digest": {name: digest(value) for name, value in digests.items()},
         }
@@ -533,7 +635,9 @@ def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         has_loop = True
     except RuntimeError:
         has_loop = False
-    if not has_loop:  # outside the except block, so that tracebacks in the program omit the RuntimeError
+    if (
+        not has_loop
+    ):  # outside the except block, so that tracebacks in the program omit the RuntimeError
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()

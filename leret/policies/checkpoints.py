@@ -25,7 +25,14 @@ _NAMED_FILES = (
     "config.json", _INDEX, "generation_config.json", "adapter_config.json", "picker.json", "tinker.json",
     "chat_template.jinja",
 )  # fmt: skip
-_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+)
 _PLAIN = (
     "{% for message in messages %}{{ message['content'] }}"
     "{{ eos_token if loop.last and message['role'] == 'assistant' else '\\n' }}{% endfor %}"
@@ -69,18 +76,27 @@ def find_model(name: str | Path) -> Path:
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-        others = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
-        raise PolicyError(f"{path} has no *.safetensors{others}; save it with save_pretrained(safe_serialization=True)")
+        others = (
+            f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
+        )
+        raise PolicyError(
+            f"{path} has no *.safetensors{others}; save it with save_pretrained(safe_serialization=True)"
+        )
     _check_whole(weights)
     pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
-    if (path / "adapter_config.json").is_file() and (pickled or path / "adapter_model.safetensors" not in weights):
+    if (path / "adapter_config.json").is_file() and (
+        pickled or path / "adapter_model.safetensors" not in weights
+    ):
         raise PolicyError(
             f"{path}: an adapter must have adapter_model.safetensors and no pickled weights "
             f"({', '.join(pickled[:3]) or 'adapter_model.safetensors is missing'}); save it again as safetensors"
         )
     refuse_changed_weights(path)
     if (path / "state.pt").is_file():  # deleted by the last step of a build
-        _LOG.warning("the build of %s was stopped before its end; run `python -m models` again to continue", path)
+        _LOG.warning(
+            "the build of %s was stopped before its end; run `python -m models` again to continue",
+            path,
+        )
     return path
 
 
@@ -91,7 +107,9 @@ def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Map
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]
     if any(one != settings[0] for one in settings):
         names = ", ".join(predictors or ())
-        raise PolicyError(f"predictors: {names} have different policies in {run.path}; train one predictor at a time")
+        raise PolicyError(
+            f"predictors: {names} have different policies in {run.path}; train one predictor at a time"
+        )
     return dict(settings[0])
 
 
@@ -103,20 +121,26 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
         return model
     kind = PolicySettings.table.get(str(sampled.get("kind")))
     if kind is not None and issubclass(kind.settings, PickerSettings):
-        raise PolicyError(f"{run.path} was sampled with a picker; train it with algorithm: pqn or pick")
+        raise PolicyError(
+            f"{run.path} was sampled with a picker; train it with algorithm: pqn or pick"
+        )
     if sampled.get("kind") != "local":
         raise PolicyError(
             f"{run.path} was sampled from {model!r} on a server, so the run does not record where its weights are; "
             "replace `base` by the directory of the weights (or by `demo` or `agent`, if the server ran that policy)"
         )
     if not HUB_NAME.fullmatch(model):
-        raise PolicyError(f"sampled policy {model} does not exist; replace `base` by the directory of its weights")
+        raise PolicyError(
+            f"sampled policy {model} does not exist; replace `base` by the directory of its weights"
+        )
     return model
 
 
 def _from_hub(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise PolicyError(f"model directory {name} does not exist; give a directory, or a Hugging Face owner/name")
+        raise PolicyError(
+            f"model directory {name} does not exist; give a directory, or a Hugging Face owner/name"
+        )
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -124,7 +148,13 @@ def _from_hub(name: str) -> Path:
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        HTTPError,
+        OSError,
+    ) as error:
         raise PolicyError(
             f"{name} is not a directory, and cannot be downloaded from the Hugging Face hub ({reason(error)}); "
             "download it first, or fix the name"
@@ -143,7 +173,9 @@ def _check_whole(weights: list[Path]) -> None:
             with safe_open(str(file), framework="np"):  # torch takes seconds to import
                 pass
         except (SafetensorError, OSError) as error:
-            raise PolicyError(f"{file} is damaged or truncated ({error}); copy or save it again") from error
+            raise PolicyError(
+                f"{file} is damaged or truncated ({error}); copy or save it again"
+            ) from error
 
 
 def count_parameters(path: Path) -> int:
@@ -175,7 +207,9 @@ def model_digest(path: Path) -> str:
     """
     total = hashlib.blake2b(digest_size=16)
     patterns = ("*.safetensors", *_NAMED_FILES, *_TOKENIZER_FILES)
-    for file in sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()}):
+    for file in sorted(
+        {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
+    ):
         total.update(file.name.encode() + b"\0" + _file_digest(file))
     base = adapter_base(path)
     if base is not None:
@@ -204,9 +238,16 @@ def refuse_changed_weights(path: Path) -> None:
 def check_finite(model: Any, path: Path) -> None:
     """Raise `PolicyError`, with the name of the first bad tensor, if weights are NaN or infinite."""
     for name, weight in model.named_parameters():
-        known = weight.is_floating_point() and weight.itemsize > 1 and weight.numel() and not weight.is_meta
+        known = (
+            weight.is_floating_point()
+            and weight.itemsize > 1
+            and weight.numel()
+            and not weight.is_meta
+        )
         if known and not all(end.isfinite() for end in weight.detach().aminmax()):
-            raise PolicyError(f"{path}: {name} has NaN or infinite weights; restore the files, or train it again")
+            raise PolicyError(
+                f"{path}: {name} has NaN or infinite weights; restore the files, or train it again"
+            )
 
 
 def _file_digest(file: Path) -> bytes:
@@ -214,7 +255,9 @@ def _file_digest(file: Path) -> bytes:
     key = (str(file.resolve()), status.st_mtime_ns, status.st_size)
     if key not in _digests:
         with file.open("rb") as stream:
-            _digests[key] = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
+            _digests[key] = hashlib.file_digest(
+                stream, lambda: hashlib.blake2b(digest_size=16)
+            ).digest()
     return _digests[key]
 
 
@@ -225,7 +268,9 @@ def adapter_base(path: Path) -> Path | None:
         return None
     name = read_model_json(config).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise PolicyError(f"{config} does not set base_model_name_or_path; set it, or save the adapter again")
+        raise PolicyError(
+            f"{config} does not set base_model_name_or_path; set it, or save the adapter again"
+        )
     beside = path / name
     return find_model(beside if beside.is_dir() else name)
 
@@ -239,7 +284,9 @@ def pick_device(device: str) -> str:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise PolicyError(f"device: {device} is not available ({reason(error)}); use auto or cpu") from error
+        raise PolicyError(
+            f"device: {device} is not available ({reason(error)}); use auto or cpu"
+        ) from error
     return device
 
 
@@ -296,12 +343,20 @@ def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any
         return settings, None
     record = read_model_json(directory / PICKER_RECORD)
     if record.get("version") != PICKER_VERSION:
-        raise PolicyError(f"{directory} is from a different version of leret; train the picker again")
+        raise PolicyError(
+            f"{directory} is from a different version of leret; train the picker again"
+        )
     if record.get("kind") != settings.kind:
-        raise PolicyError(f"{directory} has a picker of kind {record.get('kind')}; set policy.kind to this kind")
+        raise PolicyError(
+            f"{directory} has a picker of kind {record.get('kind')}; set policy.kind to this kind"
+        )
     refuse_changed_weights(directory)
     saved = type(settings).model_validate({**settings.model_dump(), **record["settings"]})
-    if isinstance(saved, FeaturesSettings) and isinstance(settings, FeaturesSettings) and ":" in saved.features:
+    if (
+        isinstance(saved, FeaturesSettings)
+        and isinstance(settings, FeaturesSettings)
+        and ":" in saved.features
+    ):
         if ":" not in settings.features:
             raise PolicyError(
                 f"{directory} was trained with the code {saved.features}, which runs only if the recipe names it; "
@@ -314,7 +369,11 @@ def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any
 def picker_digest(settings: PickerSettings) -> str:
     """Return a digest of the picker's weights, architecture, decoding settings and feature function."""
     model, (settings, record) = settings.model, read_picker(settings)
-    content = None if model == "scratch" else bundled.model_digest(Path(model) if record else find_model(model))
+    content = (
+        None
+        if model == "scratch"
+        else bundled.model_digest(Path(model) if record else find_model(model))
+    )
     source = source_digest(settings.features) if isinstance(settings, FeaturesSettings) else None
     decoding = [settings.top_k, settings.beam, settings.budget]
     return digest(settings.kind, settings.architecture(), decoding, source, content)

@@ -48,7 +48,11 @@ def policy_lm(policy: Policy | PolicySettings, *, tools: bool = False, **kwargs:
         PolicyError: the model cannot be loaded.
     """
     settings = policy if isinstance(policy, PolicySettings) else LocalPolicySettings()
-    asked: dict[str, Any] = {"temperature": settings.temperature, "max_tokens": settings.max_tokens, "cache": False}
+    asked: dict[str, Any] = {
+        "temperature": settings.temperature,
+        "max_tokens": settings.max_tokens,
+        "cache": False,
+    }
     asked |= kwargs
     if settings.top_p < 1:
         asked.setdefault("top_p", settings.top_p)
@@ -85,7 +89,8 @@ def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM
         f"openai/{settings.model}",
         **{
             "api_base": settings.urls[0],
-            "api_key": ApiKey.from_env(settings.api_key_env, "policy.api_key_env").reveal() or "none",
+            "api_key": ApiKey.from_env(settings.api_key_env, "policy.api_key_env").reveal()
+            or "none",
             "engine": "litellm",
             "num_retries": 5,
             "timeout": settings.timeout_s,
@@ -156,7 +161,9 @@ class PolicyEngine(SharedInstance):
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
     supports_function_calling = True
 
-    def __init__(self, policy: Policy | None = None, settings: LocalPolicySettings | None = None) -> None:
+    def __init__(
+        self, policy: Policy | None = None, settings: LocalPolicySettings | None = None
+    ) -> None:
         loaded = getattr(policy, "settings", None)
         local = loaded if isinstance(loaded, LocalPolicySettings) else None
         self.settings = settings or local or LocalPolicySettings()
@@ -188,7 +195,11 @@ class PolicyEngine(SharedInstance):
     def has_secret_key(self, model: str) -> bool:
         """Return True if requests for this model send an API key that is not in an environment variable."""
         client, settings = getattr(self.policy(model), "client", None), self.settings_of(model)
-        return client is not None and client.key.reveal() is not None and not getattr(settings, "api_key_env", None)
+        return (
+            client is not None
+            and client.key.reveal() is not None
+            and not getattr(settings, "api_key_env", None)
+        )
 
     def reader(self, model: str) -> ToolReader:
         """Return the reader of native tool calls for the policy with this model name."""
@@ -204,7 +215,9 @@ class PolicyEngine(SharedInstance):
         call = _call.get() or _Call()
         if not call.ready:
             with _dspy_errors():
-                call.ready = list(self._submit(request.model, self._request(request, call)).result())
+                call.ready = list(
+                    self._submit(request.model, self._request(request, call)).result()
+                )
         return _response(request, call, self.reader(request.model) if request.tools else None)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
@@ -213,7 +226,9 @@ class PolicyEngine(SharedInstance):
             with _dspy_errors():
                 future = self._submit(request.model, self._request(request, call))
                 completions = await asyncio.wrap_future(future)
-            call.ready = list(completions)  # copy it: the policy's usage meter may read the list later
+            call.ready = list(
+                completions
+            )  # copy it: the policy's usage meter may read the list later
         return _response(request, call, self.reader(request.model) if request.tools else None)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
@@ -248,7 +263,9 @@ class PolicyEngine(SharedInstance):
             except PolicyError:
                 if not policy.closed or policy is self._policy:
                     raise
-                return self._submit(model, request)  # it was closed because other models were opened
+                return self._submit(
+                    model, request
+                )  # it was closed because other models were opened
         with self._lock:
             if self._closed:
                 raise PolicyError("the LM's engine is closed; create a new LM with policy_lm")
@@ -306,7 +323,11 @@ def _response(request: lm15.Request, call: _Call, read: ToolReader | None) -> lm
 def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> None:
     config = request.config
     names = ("response_format", "top_k", "frequency_penalty", "presence_penalty", "reasoning")
-    asked = {name: getattr(config, name) for name in names} | {"logprobs": config.logprobs is not None} | extensions
+    asked = (
+        {name: getattr(config, name) for name in names}
+        | {"logprobs": config.logprobs is not None}
+        | extensions
+    )
     refused = sorted(name for name, value in asked.items() if value)
     if refused:
         raise lm15.UnsupportedFeatureError(
@@ -322,4 +343,6 @@ def _dspy_errors() -> Iterator[None]:
     except PromptTooLongError as error:
         raise lm15.ContextLengthError(str(error)) from error
     except (LeretError, CancelledError) as error:
-        raise lm15.ProviderError(str(error) or "the LM's engine was closed during a request") from error
+        raise lm15.ProviderError(
+            str(error) or "the LM's engine was closed during a request"
+        ) from error

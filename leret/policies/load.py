@@ -35,7 +35,12 @@ from leret.policies.tool_calls import ToolReader, read_calls, reader_of
 
 PROBE_S = 8.0  # timeout of a probe, which requests one completion token
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "picker.json")
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "adapter_model.safetensors",
+    "picker.json",
+)
 
 
 def _picker(settings: PickerSettings) -> Policy:
@@ -54,7 +59,9 @@ class PolicyKind:
 
 
 POLICIES = {
-    "local": PolicyKind(LocalPolicySettings, LocalPolicy, lambda settings: model_digest(find_model(settings.model))),
+    "local": PolicyKind(
+        LocalPolicySettings, LocalPolicy, lambda settings: model_digest(find_model(settings.model))
+    ),
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, OpenAIPolicy),
     "together": PolicyKind(TogetherPolicySettings, OpenAIPolicy),
@@ -101,7 +108,9 @@ def tool_reader(settings: PolicySettings) -> ToolReader:
         path = find_model(settings.model)
     except PolicyError:  # a stage that reads stored samples does not need the model
         return read_calls
-    return reader_of(path if (path / "tokenizer_config.json").is_file() else adapter_base(path) or path)
+    return reader_of(
+        path if (path / "tokenizer_config.json").is_file() else adapter_base(path) or path
+    )
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
@@ -119,7 +128,9 @@ class PolicySet:
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))
-        self.name = ", ".join(f"{one}: {p.name}" if one else p.name for one, p in self.by_predictor.items())
+        self.name = ", ".join(
+            f"{one}: {p.name}" if one else p.name for one, p in self.by_predictor.items()
+        )
         self.meter = getattr(self.by_predictor[""], "meter", None)
 
     @property
@@ -150,10 +161,14 @@ def policy_for(policy: Policy, predictor: str) -> Policy:
     return policy.by_predictor.get(predictor, policy.by_predictor[""])
 
 
-def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
+def open_policies(
+    by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]
+) -> Policy:
     """Open the policy of each predictor; predictors with identical settings share one."""
     policies = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
-    return combine_policies({predictor: policies[settings] for predictor, settings in by_predictor.items()})
+    return combine_policies(
+        {predictor: policies[settings] for predictor, settings in by_predictor.items()}
+    )
 
 
 async def probe(settings: PolicySettings) -> None:
@@ -219,5 +234,7 @@ def policy_state(policy: object) -> dict[str, Any]:
     """Return the policy's settings for `PolicySettings.model_validate`, without secrets."""
     settings = getattr(policy, "settings", None)
     if settings is None:
-        raise PolicyError(f"a {type(policy).__name__} has no settings to save; save the program without its LM")
+        raise PolicyError(
+            f"a {type(policy).__name__} has no settings to save; save the program without its LM"
+        )
     return {"kind": settings.kind, **settings.model_dump(mode="json", exclude_defaults=True)}

@@ -34,10 +34,30 @@ from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.launch import BackgroundServer
 
-_PROBE = ({"role": "user", "content": "Which city?"},)  # its number of tokens depends on the chat template
+_PROBE = (
+    {"role": "user", "content": "Which city?"},
+)  # its number of tokens depends on the chat template
 _SAVED = LM_ATTRIBUTES | {
-    *("api_base", "cache", "engine", "extra_body", "n", "rollout_id", "timeout", "use_developer_role"),
-    *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"),
+    *(
+        "api_base",
+        "cache",
+        "engine",
+        "extra_body",
+        "n",
+        "rollout_id",
+        "timeout",
+        "use_developer_role",
+    ),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "response_format",
+    ),
     *("frequency_penalty", "presence_penalty", "reasoning_effort"),
 }
 """Settings of a ``dspy.LM`` that are saved. Any other setting is refused: it may hold a secret or redirect requests."""
@@ -77,12 +97,16 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
             record["has_key"] = True
         return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
     if type(lm) is not dspy.LM or isinstance(engine, dict):
-        raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is custom; {instead}")
+        raise ProgramError(
+            f"{name} cannot be saved: its class {type(lm).__name__} or its engine is custom; {instead}"
+        )
     if url := state.pop("base_url", None) or state.get("api_base"):
         state["api_base"] = url
     unknown = _unknown_settings(state)
     if unknown or "@" in str(url):
-        raise ProgramError(f"{name} may hold a secret in {', '.join(unknown) or 'its URL'}; {instead}")
+        raise ProgramError(
+            f"{name} may hold a secret in {', '.join(unknown) or 'its URL'}; {instead}"
+        )
     return {"lm": {**state, "engine": engine}, "has_key": lm.kwargs.get("api_key") not in _NO_KEY}
 
 
@@ -102,13 +126,19 @@ def policy_record(
     if isinstance(settings, LocalPolicySettings):
         path = find_model(settings.model).resolve()
         mark = f"-{model_digest(path)[:8]}"
-        record["name"] = f"{settings.model if settings.model in POLICIES else path.name.removesuffix(mark)}{mark}"
-        encoder = PromptEncoder(load_tokenizer(path, settings.template), None, path.name, settings.enable_thinking)
+        record["name"] = (
+            f"{settings.model if settings.model in POLICIES else path.name.removesuffix(mark)}{mark}"
+        )
+        encoder = PromptEncoder(
+            load_tokenizer(path, settings.template), None, path.name, settings.enable_thinking
+        )
         record["n_tokens"] = len(encoder.encode(_PROBE).token_ids)
     elif keep and (path := Path(settings.model)).is_dir():
         record["name"] = f"{path.name}-{shared_policy(settings).digest[:8]}"
     if keep and "name" in record and (path / "training.json").is_file():
-        settings = settings.model_copy(update={"model": str(_copy(path, directory / "policies" / record["name"]))})
+        settings = settings.model_copy(
+            update={"model": str(_copy(path, directory / "policies" / record["name"]))}
+        )
     return {"policy": portable(settings, directory), **record}
 
 
@@ -136,7 +166,10 @@ def open_lm(
     """
     if "policy" not in record:
         return _plain_lm(record, key)
-    settings, config = resolve_paths(PolicySettings.model_validate(record["policy"]), directory), record["config"]
+    settings, config = (
+        resolve_paths(PolicySettings.model_validate(record["policy"]), directory),
+        record["config"],
+    )
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(
@@ -151,7 +184,9 @@ def open_lm(
     if serve in {None, "local"}:
         if not local or "class" not in record:
             return policy_lm(settings, tools=tools, **config)
-        how = settings.model_dump(include={"model", "device", "dtype", "enable_thinking", "template"})
+        how = settings.model_dump(
+            include={"model", "device", "dtype", "enable_thinking", "template"}
+        )
         lm: dspy.LM = class_at(record["class"], PolicyLM)(**how, **config)
         return lm
     if serve == "vllm":
@@ -160,7 +195,9 @@ def open_lm(
         url, model = server.settings.urls[0], server.settings.model
     else:
         url, model = str(serve), record.get("name", settings.model)
-    sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "enable_thinking", "extra_body"})
+    sampling = settings.model_dump(
+        include={"temperature", "top_p", "max_tokens", "enable_thinking", "extra_body"}
+    )
     served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=key, **sampling)
     name = submit(_served_name(served, record)).result()
     return policy_lm(served.model_copy(update={"model": name}), tools=tools, **config)
@@ -168,7 +205,9 @@ def open_lm(
 
 def _copy(path: Path, target: Path) -> Path:
     """Copy a model directory, with hard links if the file system supports them."""
-    if not target.is_dir():  # an existing target has the same weights: its name includes their digest
+    if (
+        not target.is_dir()
+    ):  # an existing target has the same weights: its name includes their digest
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
         try:
@@ -184,7 +223,9 @@ def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
     try:
         path = find_model(settings.model)
     except PolicyError as error:
-        raise PolicyError(f"policy {name} of this program is missing ({error}); restore it, {again}") from error
+        raise PolicyError(
+            f"policy {name} of this program is missing ({error}); restore it, {again}"
+        ) from error
     if not name.endswith(f"-{model_digest(path)[:8]}"):
         raise PolicyError(
             f"weights, tokenizer or chat template in {path} have changed since {name} was saved; restore the files, "
@@ -199,14 +240,18 @@ async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]
     async with aclosing(OpenAIPolicy(settings)) as policy:
         served = await policy.served()
     ends = f"-{settings.model.rpartition('-')[2]}" if "name" in record else settings.model
-    names = [name for name in served if name == settings.model] or [name for name in served if name.endswith(ends)]
+    names = [name for name in served if name == settings.model] or [
+        name for name in served if name.endswith(ends)
+    ]
     if len(names) != 1:
         raise PolicyError(
             f"{url} serves {', '.join(served) or 'no model'}, but not {settings.model}; start the server with `leret "
             "serve policy DIR`, or with this model name (--served-model-name)"
         )
     if (expected := record.get("n_tokens")) is not None:
-        async with aclosing(OpenAIPolicy(settings.model_copy(update={"model": names[0]}))) as policy:
+        async with aclosing(
+            OpenAIPolicy(settings.model_copy(update={"model": names[0]}))
+        ) as policy:
             [one] = await policy.complete(Request(_PROBE, (0,), 0.0, 1))
         if one.n_prompt_tokens not in {0, expected}:  # 0: the server does not report it
             raise PolicyError(
@@ -231,9 +276,13 @@ def _plain_lm(record: Mapping[str, Any], api_key_env: str | None) -> dspy.LM:
     state, has_key = dict(record["lm"]), record["has_key"]
     url, name = state.get("api_base"), f"the LM {state['model']} of this program"
     if unknown := _unknown_settings(state):
-        raise ProgramError(f"{name} sets {', '.join(unknown)}, which may be unsafe; use leret.load(..., lm=...)")
+        raise ProgramError(
+            f"{name} sets {', '.join(unknown)}, which may be unsafe; use leret.load(..., lm=...)"
+        )
     if has_key:
         _key_variable(name, url, api_key_env)
     if has_key or url:  # an endpoint without a key gets "none": litellm would send OPENAI_API_KEY
-        state["api_key"] = (has_key and ApiKey.from_env(api_key_env, "api_key_env").reveal()) or "none"
+        state["api_key"] = (
+            has_key and ApiKey.from_env(api_key_env, "api_key_env").reveal()
+        ) or "none"
     return dspy.LM.load_state(state)

@@ -27,7 +27,10 @@ _TOOL = {
     "function": {
         "name": "probe_tool",
         "description": "probe description",
-        "parameters": {"type": "object", "properties": {"probe_b": {"type": "string"}, "probe_a": {"type": "integer"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"probe_b": {"type": "string"}, "probe_a": {"type": "integer"}},
+        },
     },
 }
 _SHOWN = {
@@ -55,21 +58,31 @@ def read_calls(text: str, tools: Sequence[Json] = ()) -> tuple[str, list[dict[st
 
 def write_calls(text: str, calls: Sequence[tuple[str, str]]) -> str:
     """Return a completion from text and calls, each a name and its arguments as JSON; `read_calls` parses it."""
-    objects = [f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}' for name, arguments in calls]
-    return "\n".join([*([text] if text else []), *(f"<tool_call>\n{one}\n</tool_call>" for one in objects)])
+    objects = [
+        f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}' for name, arguments in calls
+    ]
+    return "\n".join(
+        [*([text] if text else []), *(f"<tool_call>\n{one}\n</tool_call>" for one in objects)]
+    )
 
 
 def reader_of(tokenizer: Any) -> ToolReader:
     """Return the reader for the format of a tokenizer, or of a model directory."""
     if isinstance(tokenizer, Path):
         config = tokenizer / "tokenizer_config.json"
-        template = json.loads(config.read_text(encoding="utf-8")).get("response_template") if config.is_file() else None
+        template = (
+            json.loads(config.read_text(encoding="utf-8")).get("response_template")
+            if config.is_file()
+            else None
+        )
     else:
         template = getattr(tokenizer, "response_template", None)
     return read_calls if template is None else partial(_read_by_template, template)
 
 
-def _read_by_template(template: Any, text: str, tools: Sequence[Json] = ()) -> tuple[str, list[dict[str, Any]]]:
+def _read_by_template(
+    template: Any, text: str, tools: Sequence[Json] = ()
+) -> tuple[str, list[dict[str, Any]]]:
     from transformers.utils.chat_parsing import parse_response
 
     try:
@@ -83,14 +96,21 @@ def _read_by_template(template: Any, text: str, tools: Sequence[Json] = ()) -> t
 
 def _are_calls(calls: list[Any]) -> bool:
     try:
-        json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()  # NaN and lone surrogates cannot be sent
+        json.dumps(
+            calls, ensure_ascii=False, allow_nan=False
+        ).encode()  # NaN and lone surrogates cannot be sent
     except ValueError:
         return False
-    known = (isinstance(one, dict) and one.get("name") and isinstance(one.get("arguments"), dict) for one in calls)
+    known = (
+        isinstance(one, dict) and one.get("name") and isinstance(one.get("arguments"), dict)
+        for one in calls
+    )
     return bool(calls) and all(known) and all(isinstance(one["name"], str) for one in calls)
 
 
-def split_tools(messages: Messages, *, parsed: bool = False) -> tuple[list[Mapping[str, Any]], list[Json]]:
+def split_tools(
+    messages: Messages, *, parsed: bool = False
+) -> tuple[list[Mapping[str, Any]], list[Json]]:
     """Return messages without the tools, and the tools' schemas (empty without native tool calls).
 
     ``parsed`` converts the arguments of calls from JSON to objects, as chat templates expect; servers expect JSON.
@@ -101,13 +121,18 @@ def split_tools(messages: Messages, *, parsed: bool = False) -> tuple[list[Mappi
     for one in plain if parsed else ():
         if "tool_calls" in one:
             functions = [call["function"] for call in one["tool_calls"]]
-            read = [{**function, "arguments": json.loads(function["arguments"])} for function in functions]
+            read = [
+                {**function, "arguments": json.loads(function["arguments"])}
+                for function in functions
+            ]
             calls = zip(one["tool_calls"], read, strict=True)
             one["tool_calls"] = [{**call, "function": function} for call, function in calls]
     return [*plain], json.loads(messages[0]["tools"])
 
 
-def refuse_template(render: Callable[[Messages, bool], str], name: str, read: ToolReader, thinks: bool) -> None:
+def refuse_template(
+    render: Callable[[Messages, bool], str], name: str, read: ToolReader, thinks: bool
+) -> None:
     """Render a test conversation, and refuse a chat template that leaves out tools or rewrites earlier turns.
 
     Args:
@@ -119,10 +144,15 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
     Raises:
         PolicyError: the template leaves out tools or rewrites turns; the message says which, and what to do.
     """
-    turns, otherwise = _conversation(thinks), "or use an adapter with use_native_function_calling=False"
+    turns, otherwise = (
+        _conversation(thinks),
+        "or use an adapter with use_native_function_calling=False",
+    )
     whole, first, turn = render(turns, False), render(turns[:1], True), render(turns[:2], False)
     if missing := [what for word, what in _SHOWN.items() if word not in whole]:
-        raise PolicyError(f"{name}'s chat template leaves out {missing[0]}; use another model, {otherwise}")
+        raise PolicyError(
+            f"{name}'s chat template leaves out {missing[0]}; use another model, {otherwise}"
+        )
     calls, arguments = read(turn.removeprefix(first), [_TOOL])[1], json.loads(_ARGUMENTS)
     if turn.startswith(first) and [call["arguments"] for call in calls] != [arguments]:
         raise PolicyError(
@@ -131,7 +161,8 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
         )
     changes = {
         "a turn does not begin with the generation prompt": not turn.startswith(first),
-        "the arguments of a tool call change order": [list(one["arguments"]) for one in calls] != [[*arguments]],
+        "the arguments of a tool call change order": [list(one["arguments"]) for one in calls]
+        != [[*arguments]],
         "a turn changes when a tool result follows": not render(turns[:3], True).startswith(turn),
         "a turn changes (for example, loses its thinking) when a user message follows": not whole.startswith(
             render(turns[:4], False)
@@ -147,7 +178,11 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
 
 
 def _conversation(thinks: bool) -> Messages:
-    call = {"id": "probe0001", "type": "function", "function": {"name": "probe_tool", "arguments": _ARGUMENTS}}
+    call = {
+        "id": "probe0001",
+        "type": "function",
+        "function": {"name": "probe_tool", "arguments": _ARGUMENTS},
+    }
     thought = _THINKING if thinks else ""
     return (
         message("user", "probe question", tools=json.dumps([_TOOL])),

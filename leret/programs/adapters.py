@@ -58,7 +58,10 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         return {name: getattr(self, name) for name in names}
 
     def format(
-        self, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
+        self,
+        signature: type[dspy.Signature],
+        demos: Sequence[Mapping[str, Any]],
+        inputs: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
         if self.instructions:
@@ -66,7 +69,9 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         for demo in demos:
             if all(name in demo for name in signature.output_fields):
                 answer = self.format_assistant_message_content(signature, demo)
-                messages.append({"role": "user", "content": self._call(signature, demo, self.demo_items)})
+                messages.append(
+                    {"role": "user", "content": self._call(signature, demo, self.demo_items)}
+                )
                 messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": self._call(signature, inputs, self.items)})
         return messages + prefill_messages(self, signature)
@@ -84,12 +89,20 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         main_request: bool = False,
     ) -> str:
         """Return the bare fields. `dspy.ReAct` formats trajectories with this method."""
-        return "\n".join(filter(None, (prefix, self._inputs(signature, inputs, self.items), suffix)))
+        return "\n".join(
+            filter(None, (prefix, self._inputs(signature, inputs, self.items), suffix))
+        )
 
     def format_assistant_message_content(
-        self, signature: type[dspy.Signature], outputs: Mapping[str, Any], missing_field_message: str | None = None
+        self,
+        signature: type[dspy.Signature],
+        outputs: Mapping[str, Any],
+        missing_field_message: str | None = None,
     ) -> str:
-        values = {name: _line(outputs.get(name, missing_field_message)) for name in signature.output_fields}
+        values = {
+            name: _line(outputs.get(name, missing_field_message))
+            for name in signature.output_fields
+        }
         if len(values) == 1 and not self.prefill:
             return next(iter(values.values()))
         return "\n".join(f"{name}: {value}" for name, value in values.items())
@@ -102,9 +115,14 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
             raw = _labelled(names, self.beginning(signature) + completion)
         missing = [name for name in names if not raw.get(name)]
         if missing:
-            raise AdapterParseError("CompactAdapter", signature, completion, f"missing fields: {', '.join(missing)}")
+            raise AdapterParseError(
+                "CompactAdapter", signature, completion, f"missing fields: {', '.join(missing)}"
+            )
         try:
-            return {name: _bare(parse_value(raw[name], signature.output_fields[name].annotation)) for name in names}
+            return {
+                name: _bare(parse_value(raw[name], signature.output_fields[name].annotation))
+                for name in names
+            }
         except Exception as error:
             raise AdapterParseError("CompactAdapter", signature, completion, str(error)) from error
 
@@ -114,13 +132,20 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
             return text
         return f"{text}\noutputs: {', '.join(_described(*field) for field in signature.output_fields.items())}"
 
-    def _inputs(self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int) -> str:
+    def _inputs(
+        self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int
+    ) -> str:
         lines = []
         for name in signature.input_fields:
             value = values.get(name)
             if isinstance(value, list | tuple):
-                rows = [item.values() if isinstance(item, Mapping) else [item] for item in value[:items]]
-                shown = [" ".join(" | ".join(map(str, row)).split()[: self.words_per_item]) for row in rows]
+                rows = [
+                    item.values() if isinstance(item, Mapping) else [item] for item in value[:items]
+                ]
+                shown = [
+                    " ".join(" | ".join(map(str, row)).split()[: self.words_per_item])
+                    for row in rows
+                ]
                 lines += [f"{name}:", *shown] if shown else []
             elif value is not None:
                 lines.append(f"{name}: {_line(value)}")
@@ -136,7 +161,11 @@ def _described(name: str, field: Any) -> str:
     kind = get_origin(field.annotation) or field.annotation
     if kind is str:
         return name
-    choices = " | ".join(map(str, get_args(field.annotation))) if kind is Literal else getattr(kind, "__name__", kind)
+    choices = (
+        " | ".join(map(str, get_args(field.annotation)))
+        if kind is Literal
+        else getattr(kind, "__name__", kind)
+    )
     return f"{name} ({choices})"
 
 
@@ -153,20 +182,29 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
     label = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:", re.MULTILINE)
     marks = list(label.finditer(completion))
     ends = [mark.start() for mark in marks[1:]] + [len(completion)]
-    return {mark[1]: completion[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)}
+    return {
+        mark[1]: completion[mark.end() : end].strip()
+        for mark, end in zip(marks, ends, strict=False)
+    }
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
     """Return a recipe's adapter. The chat adapter does not retry with JSON, which would be a silent second call."""
     if settings.prefill and settings.use_native_function_calling:
-        raise ConfigError("adapter.prefill: a native tool call has no fixed beginning; remove prefill")
+        raise ConfigError(
+            "adapter.prefill: a native tool call has no fixed beginning; remove prefill"
+        )
     tools = {"use_native_function_calling": settings.use_native_function_calling}
     if settings.kind == "compact":
         if settings.use_native_function_calling:
             raise ConfigError("adapter: compact does not pass tools; use kind: chat, or xml")
         return CompactAdapter(**settings.model_dump(exclude={"kind", *tools}))
     if settings.prefill:
-        prefilled = {"chat": PrefilledChatAdapter, "json": PrefilledJSONAdapter, "xml": PrefilledXMLAdapter}
+        prefilled = {
+            "chat": PrefilledChatAdapter,
+            "json": PrefilledJSONAdapter,
+            "xml": PrefilledXMLAdapter,
+        }
         return prefilled[settings.kind]()
     if settings.kind == "chat":
         return dspy.ChatAdapter(use_json_adapter_fallback=False, **tools)
@@ -177,17 +215,31 @@ def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
     """Return an adapter's class and arguments as JSON values; ProgramError if they do not recreate the adapter."""
     kind, names = type(adapter), dict[str, None]()
     for parent in kind.__mro__:
-        parameters = inspect.signature(vars(parent).get("__init__", object.__init__)).parameters.values()
-        names |= {one.name: None for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}}
+        parameters = inspect.signature(
+            vars(parent).get("__init__", object.__init__)
+        ).parameters.values()
+        names |= {
+            one.name: None
+            for one in parameters
+            if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}
+        }
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
     values = vars(adapter)
-    plain = [name for name in names if name in values and name != "callbacks" and plain_value(values[name])]
+    plain = [
+        name
+        for name in names
+        if name in values and name != "callbacks" and plain_value(values[name])
+    ]
     settings = {name: values[name] for name in plain}
     record = {"class": path_of(kind), "settings": settings}
     try:
         again = vars(load_adapter(record))
-        differ = [name for name in {**values, **again} if name != "callbacks" and values.get(name) != again.get(name)]
+        differ = [
+            name
+            for name in {**values, **again}
+            if name != "callbacks" and values.get(name) != again.get(name)
+        ]
     except (ProgramError, TypeError, ValueError) as error:
         raise ProgramError(f"the adapter {kind.__name__} cannot be saved: {error}") from error
     if differ:

@@ -42,7 +42,10 @@ async def check_path(
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
     # The callback gets its own run, because callbacks change DSPy's tracebacks, and ReAct shows those to its LM.
     watch = _ForeignLMs()
-    for prompt, callbacks in [(ZERO_SHOT, [watch]), *((prompt, list[BaseCallback]()) for prompt in prompts)]:
+    for prompt, callbacks in [
+        (ZERO_SHOT, [watch]),
+        *((prompt, list[BaseCallback]()) for prompt in prompts),
+    ]:
         ours = [
             (runner.formatter.messages(need, prompt), step.text or "")
             for need, step in zip(needs, steps, strict=True)
@@ -84,7 +87,11 @@ def _run_stock(
         return left.pop(place)[1]
 
     read = runner.replay.read
-    lm = StandInLM.of("", "recorder", lambda request: text_response(request, recorded(messages_of(request)), read=read))
+    lm = StandInLM.of(
+        "",
+        "recorder",
+        lambda request: text_response(request, recorded(messages_of(request)), read=read),
+    )
     formatter, program = runner.formatter, program.deepcopy()
     whole = runner.replay.whole_adapter
 
@@ -99,11 +106,22 @@ def _run_stock(
         if name in prompt.demos:
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
     named_picks(program)
-    observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
-    settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
+    observer = SearchMemory(
+        results, None if runner.searches is None else runner.searches.retriever, recorded
+    )
+    settings = {
+        **QUIET,
+        "trace": [],
+        "callbacks": callbacks,
+        "adapter": proxy,
+        "lm": lm,
+        "rm": runner.replay.rm,
+    }
     # Failures are ignored: the caller reports the calls that are missing.
     with suppress(Stop, Exception), internals.suppress_output("dspy"):
-        internals.carrying(observer, settings).run(internals.run_program, program, **bound_inputs(program, task))
+        internals.carrying(observer, settings).run(
+            internals.run_program, program, **bound_inputs(program, task)
+        )
     return [messages for messages, _ in left], others[0] if others else None
 
 
@@ -122,17 +140,26 @@ class SearchMemory:
     """
 
     def __init__(
-        self, results: SearchResults, retriever: Retriever | None, choose_by: Callable[[Messages], str] | None = None
+        self,
+        results: SearchResults,
+        retriever: Retriever | None,
+        choose_by: Callable[[Messages], str] | None = None,
     ) -> None:
         self._results, self._retriever, self._choose_by = results, retriever, choose_by
         self.rankings: list[Ranking] = []
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        key = (query, k) if self._retriever is not None or retriever is None else (query, k, id(retriever))
+        key = (
+            (query, k)
+            if self._retriever is not None or retriever is None
+            else (query, k, id(retriever))
+        )
         retriever = self._retriever or retriever
         if key not in self._results:
             if retriever is None:
-                raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
+                raise ProgramError(
+                    "a leret.Search has no retriever: pass one as Search(retriever=...)"
+                )
             self._results[key] = retriever.search([query], k)[0]
         ranking: Ranking = self._results[key]
         return ranking
@@ -147,13 +174,19 @@ class SearchMemory:
         return candidates_of(source)
 
     def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        return pick.ask(call) if self._choose_by is None else call.chosen(self._choose_by(call.messages))
+        return (
+            pick.ask(call)
+            if self._choose_by is None
+            else call.chosen(self._choose_by(call.messages))
+        )
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         self.rankings.extend(added)
 
 
-async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCompletion], str | None]:
+async def made_up_path(
+    runner: ProgramRunner, task: Task
+) -> tuple[list[NeedsCompletion], str | None]:
     """Return the requests that one run makes with made-up outputs, and why the run stopped early (None if it ended)."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
@@ -169,7 +202,11 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
         if need.choice is not None:
             steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
             continue
-        fields = None if need.call.signature is None else made_up(need.call.signature, f"{task.text} {len(steps)}")
+        fields = (
+            None
+            if need.call.signature is None
+            else made_up(need.call.signature, f"{task.text} {len(steps)}")
+        )
         if fields is None:
             return needs, f"leret cannot make up outputs for predictor {need.predictor}"
         steps.append(runner.formatter.scripted(need, fields))
@@ -178,7 +215,9 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
     """Return made-up values for a signature's outputs; None if an output type is not supported."""
     try:
-        values = {name: _value(info.annotation, text) for name, info in signature.output_fields.items()}
+        values = {
+            name: _value(info.annotation, text) for name, info in signature.output_fields.items()
+        }
     except RecursionError:  # a model that contains itself
         return None
     return None if any(value is None for value in values.values()) else values
@@ -198,7 +237,10 @@ def message_difference(
         if one.get("role") != other.get("role"):
             return f"  message {place}: role {one.get('role')} ({names[0]}) vs. {other.get('role')} ({names[1]})"
         texts = str(one.get("content")), str(other.get("content"))
-        start = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+        start = next(
+            (i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b),
+            min(map(len, texts)),
+        )
         begin, end, width = max(0, start - 20), start + 60, max(map(len, names)) + 1
         lines = [f"  message {place} ({one.get('role')}), from character {start}:"]
         for name, text in zip(names, texts, strict=True):
@@ -216,7 +258,9 @@ def _value(kind: Any, text: str) -> Any:
     if origin is Literal:
         return inner[0]
     if origin in (typing.Union, types.UnionType):
-        return next((value for value in (_value(one, text) for one in inner) if value is not None), None)
+        return next(
+            (value for value in (_value(one, text) for one in inner) if value is not None), None
+        )
     if origin in (list, tuple, dict):
         parts = [_value(one, text) for one in inner if one is not ...] or [text, text]
         if any(part is None for part in parts):
@@ -227,7 +271,9 @@ def _value(kind: Any, text: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
         required = {name: info for name, info in kind.model_fields.items() if info.is_required()}
         try:
-            return kind.model_validate({name: _value(info.annotation, text) for name, info in required.items()})
+            return kind.model_validate(
+                {name: _value(info.annotation, text) for name, info in required.items()}
+            )
         except ValidationError:
             pass
     return None

@@ -26,34 +26,49 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
         raise ProgramError(f"{path} does not run: {raised(error)}") from error
     cls = getattr(module, name, None)
     if not (inspect.isclass(cls) and issubclass(cls, dspy.Module)):
-        classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__]
+        classes = [
+            v
+            for v in vars(module).values()
+            if inspect.isclass(v) and v.__module__ == module.__name__
+        ]
         programs = ", ".join(v.__name__ for v in classes if issubclass(v, dspy.Module))
         raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {programs or 'none'}")
     return cls
 
 
 def load_program(
-    path: Path, name: str, arguments: dict[str, Any], *, k: int | None = None, exclude_seen: bool = False
+    path: Path,
+    name: str,
+    arguments: dict[str, Any],
+    *,
+    k: int | None = None,
+    exclude_seen: bool = False,
 ) -> dspy.Module:
     """Build the program ``name`` from a file, and apply ``exclude_seen`` to each `Search`; ProgramError on failure.
 
     ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments`` does not set it.
     """
     cls = _load_class(path, name)
-    parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's signature
+    parameters = inspect.signature(
+        cls.__init__
+    ).parameters  # DSPy's metaclass hides the class's signature
     if k is not None and "k" in parameters:
         arguments = {"k": k, **arguments}
     unknown = [key for key in arguments if key not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         takes = ", ".join(list(parameters)[1:]) or "nothing"
-        raise ProgramError(f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe")
+        raise ProgramError(
+            f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe"
+        )
     try:
         program = cls(**arguments)
     except USER_ERRORS as error:
         raise ProgramError(f"{name}({arguments}) failed: {raised(error)}") from error
     searches = [module for _, module in program.named_sub_modules(type_=Search)]
     if exclude_seen and not searches:
-        raise ProgramError(f"retriever.exclude_seen needs a leret.Search, and {name} has none; remove the key")
+        raise ProgramError(
+            f"retriever.exclude_seen needs a leret.Search, and {name} has none; remove the key"
+        )
     for search in searches:
         search.exclude_seen = search.exclude_seen or exclude_seen
     return program
@@ -61,13 +76,17 @@ def load_program(
 
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
     """Return a note with the effective ``k`` if the program's ``k`` differs from ``retriever.k``."""
-    default = getattr(inspect.signature(type(program).__init__).parameters.get("k"), "default", None)
+    default = getattr(
+        inspect.signature(type(program).__init__).parameters.get("k"), "default", None
+    )
     used = {search.k for _, search in program.named_sub_modules(type_=(Search, dspy.Retrieve))}
     stated = {default} if isinstance(default, int) and "k" not in arguments else used
     if not used or stated == {k}:  # a search tool sets its own number of passages
         return []
     shown, effective = (" and ".join(map(str, sorted(values))) for values in (stated, used))
-    return [f"{type(program).__name__} has k {shown}, but retriever.k is {k}: each search returns {effective} passages"]
+    return [
+        f"{type(program).__name__} has k {shown}, but retriever.k is {k}: each search returns {effective} passages"
+    ]
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
@@ -78,7 +97,9 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
         raise ProgramError(f"{kind.__name__} has neither forward nor aforward; define one of them")
     parameters = dict(list(inspect.signature(method).parameters.items())[1:])
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = tuple(name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds)
+    required = tuple(
+        name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds
+    )
     if "question" in parameters and set(required) <= {"question"}:
         return ("question",)
     if not required and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -92,4 +113,8 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
 def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
     """Return a task's inputs by argument of ``forward``; a single input goes to a single argument of any name."""
     names = input_names(program)
-    return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs
+    return (
+        dict(zip(names, task.inputs.values(), strict=True))
+        if len(names) == len(task.inputs) == 1
+        else task.inputs
+    )

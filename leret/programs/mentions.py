@@ -16,7 +16,9 @@ first for from had has have he her him his how if in into is it its many more mo
 other out same she so some such than that the their them then there these they this those to two up was we were what
 when where which while who whom whose why will with would you your
 """
-_MONTH_NAMES = "january february march april may june july august september october november december"
+_MONTH_NAMES = (
+    "january february march april may june july august september october november december"
+)
 _INNER_WORDS = "of the for de la le du van von der di da del & el al bin"
 _STOP = frozenset(_FUNCTION_WORDS.split())
 _MONTHS = frozenset(_MONTH_NAMES.split())
@@ -32,7 +34,10 @@ QUESTION = Candidate("[question]", "", data={"question": 1.0})
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
 """Endings of adjectives for peoples and languages, such as "Italian". Such words appear on many pages."""
-_BEFORE, _STEM = 4, 5  # words before a name, and letters of each word, that are compared with the question
+_BEFORE, _STEM = (
+    4,
+    5,
+)  # words before a name, and letters of each word, that are compared with the question
 
 
 class _Mention(NamedTuple):
@@ -85,8 +90,12 @@ def mentions(question: str, results: Found) -> Sequence[Candidate]:
     return (QUESTION, *(Candidate(name, name, data=data) for name, data in rows.values()))
 
 
-def _of_page(rank: int, n_first: int, passage: Passage, content: frozenset[str], best: float) -> dict[str, float]:
-    page_overlap = len(content & (words_of(passage.title) | words_of(passage.text))) / max(1, len(content))
+def _of_page(
+    rank: int, n_first: int, passage: Passage, content: frozenset[str], best: float
+) -> dict[str, float]:
+    page_overlap = len(content & (words_of(passage.title) | words_of(passage.text))) / max(
+        1, len(content)
+    )
     if rank >= n_first:
         return {"later": 1.0, "page_overlap": page_overlap}
     first = {f"rank_{min(rank, 2)}": 1.0, "score": passage.score / best}

@@ -61,7 +61,11 @@ class PredictorCall:
         return encode_sorted((self.predictor, self.values, plain_json(self.config), self.wording))
 
     def asks_as(self, other: PredictorCall) -> bool:
-        same = self.predictor == other.predictor and self.wording == other.wording and self.config == other.config
+        same = (
+            self.predictor == other.predictor
+            and self.wording == other.wording
+            and self.config == other.config
+        )
         return same and (self.inputs == other.inputs or self.key == other.key)
 
 
@@ -157,7 +161,9 @@ def plain_json(value: Any) -> Any:
     """Convert a value to JSON for comparison; functions become their names, because addresses change between runs."""
     if type(value) in PLAIN:
         return value
-    return to_jsonable_python(value, fallback=_name, inf_nan_mode="strings", serialize_unknown=False)
+    return to_jsonable_python(
+        value, fallback=_name, inf_nan_mode="strings", serialize_unknown=False
+    )
 
 
 def _name(value: Any) -> str:
@@ -168,16 +174,24 @@ def place(need: Need) -> Any:
     """Return a key for the program's position: its request or prediction, and the documents retrieved so far."""
     if isinstance(need, NeedsSearch):
         return need.key
-    documents = [[passage.doc_id for passage in added] for search in need.searches for added in search.added]
+    documents = [
+        [passage.doc_id for passage in added] for search in need.searches for added in search.added
+    ]
     if isinstance(need, NeedsCompletion):
         return need.key, documents
     value = need.prediction
-    return repr(value) if isinstance(value, Exception) else encode_sorted(plain_json(_fields(value))), documents
+    return repr(value) if isinstance(value, Exception) else encode_sorted(
+        plain_json(_fields(value))
+    ), documents
 
 
 def difference(before: Need, now: Need) -> str:
     """Describe how the next needs of two runs differ, quoting the value in each run."""
-    if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
+    if (
+        isinstance(before, NeedsCompletion)
+        and isinstance(now, NeedsCompletion)
+        and before.predictor == now.predictor
+    ):
         if before.key != now.key:
             return _changed(before.predictor, before.inputs, now.inputs)
         return f"searches before {before.predictor} returned {place(before)[1]} in one run, {place(now)[1]} in another"
@@ -187,7 +201,14 @@ def difference(before: Need, now: Need) -> str:
 def asked_instead(step: Step, needs: Iterable[NeedsCompletion | NeedsSearch]) -> str:
     """Describe the call that a program made instead of a recorded step."""
     name = step.call.predictor
-    now = next((need.inputs for need in needs if isinstance(need, NeedsCompletion) and need.predictor == name), None)
+    now = next(
+        (
+            need.inputs
+            for need in needs
+            if isinstance(need, NeedsCompletion) and need.predictor == name
+        ),
+        None,
+    )
     if now is None:
         return f"{name} was called with {_short(step.call.values)} in one run, and not called in another"
     return _changed(name, step.call.values, now)

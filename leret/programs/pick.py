@@ -32,7 +32,9 @@ class Candidates:
     def __post_init__(self) -> None:
         if len(self.by_id) < len(self.items) or STOP.id in self.by_id:
             counts = Counter([*(one.id for one in self.items), STOP.id])
-            raise ProgramError(f"two candidates of a Pick have the id {max(counts, key=counts.__getitem__)!r}")
+            raise ProgramError(
+                f"two candidates of a Pick have the id {max(counts, key=counts.__getitem__)!r}"
+            )
 
     @cached_property
     def by_id(self) -> dict[str, Candidate]:
@@ -56,7 +58,9 @@ class ChoiceCall(PredictorCall):
         left: Sequence[Candidate] = self.candidates.items
         if self.picked:
             left = [one for one in left if one.id not in self.picked_ids]
-        return Choice(self.predictor, self.inputs, (*left, STOP) if self.stop else left, self.picked)
+        return Choice(
+            self.predictor, self.inputs, (*left, STOP) if self.stop else left, self.picked
+        )
 
     @cached_property
     def picked_ids(self) -> dict[str, None]:
@@ -70,7 +74,10 @@ class ChoiceCall(PredictorCall):
         candidate = self.candidates.by_id.get(name)
         if candidate is None or name in self.picked_ids:
             raise AdapterParseError(
-                "Pick", _CHOICE, text, f"{name[:80]!r} is not the id of a candidate left for {self.predictor}"
+                "Pick",
+                _CHOICE,
+                text,
+                f"{name[:80]!r} is not the id of a candidate left for {self.predictor}",
             )
         return candidate
 
@@ -80,21 +87,33 @@ class ChoiceCall(PredictorCall):
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        return self.context | {"candidates": list(self.candidates.by_id), "picked": list(self.picked_ids)}
+        return self.context | {
+            "candidates": list(self.candidates.by_id),
+            "picked": list(self.picked_ids),
+        }
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
         context = _encode({**self.context, "picked": list(self.picked_ids)})
         stop = f", or with {STOP.id} to pick no more" if self.stop else ""
         rest = f"Answer with the id of one of the candidates that are not picked yet{stop}."
-        return ({"role": "user", "content": f'{context[:-1]}, "candidates": {self.candidates.text}}}\n{rest}'},)
+        return (
+            {
+                "role": "user",
+                "content": f'{context[:-1]}, "candidates": {self.candidates.text}}}\n{rest}',
+            },
+        )
 
     @cached_property
     def key(self) -> str:
         return f"{self.predictor} {self.messages[0]['content']}"
 
     def asks_as(self, other: PredictorCall) -> bool:
-        if not isinstance(other, ChoiceCall) or self.predictor != other.predictor or self.stop != other.stop:
+        if (
+            not isinstance(other, ChoiceCall)
+            or self.predictor != other.predictor
+            or self.stop != other.stop
+        ):
             return False
         same = self.picked == other.picked and self.candidates == other.candidates
         return same and (self.inputs == other.inputs or self.context == other.context)
@@ -110,21 +129,27 @@ class Pick(dspy.Module):
         actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from training.
     """
 
-    def __init__(self, stop: bool = False, retrieves: bool = False, actor: Policy | None = None) -> None:
+    def __init__(
+        self, stop: bool = False, retrieves: bool = False, actor: Policy | None = None
+    ) -> None:
         super().__init__()
         self.stop = stop
         self.retrieves = retrieves
         self.actor = actor
         self._name = "pick"  # set by `named_picks`
 
-    def __call__(self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any) -> Candidate | None:
+    def __call__(
+        self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any
+    ) -> Candidate | None:
         """Choose a candidate like ``forward``, but skip DSPy's bookkeeping while leret runs the program."""
         if carried_run() is not None:
             return type(self).forward(self, candidates, picked, **context)
         answer: Candidate | None = super().__call__(candidates, picked, **context)
         return answer
 
-    def forward(self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any) -> Candidate | None:
+    def forward(
+        self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any
+    ) -> Candidate | None:
         """Choose a candidate.
 
         Args:
@@ -141,8 +166,12 @@ class Pick(dspy.Module):
         """
         fields = vars(self)  # attribute lookup on DSPy modules is slow
         watching, name = carried_run(), fields["_name"]
-        items = candidates_of(candidates) if watching is None else watching.candidates(name, candidates)
-        call = ChoiceCall(name, context, candidates=items, picked=tuple(picked), stop=fields["stop"])
+        items = (
+            candidates_of(candidates) if watching is None else watching.candidates(name, candidates)
+        )
+        call = ChoiceCall(
+            name, context, candidates=items, picked=tuple(picked), stop=fields["stop"]
+        )
         if items.by_id.keys() <= call.picked_ids.keys():
             return None
         chosen = self.ask(call) if watching is None else watching.choose(self, call)
@@ -159,7 +188,9 @@ class Pick(dspy.Module):
                 f"the Pick {call.predictor} has no actor: set pick.actor = POLICY, or load the program with "
                 "leret.load(DIRECTORY), which sets the trained actor"
             )
-        request = Request(call.messages, (0,), 0.0, _MAX_TOKENS, choice=call.choice, predictor=call.predictor)
+        request = Request(
+            call.messages, (0,), 0.0, _MAX_TOKENS, choice=call.choice, predictor=call.predictor
+        )
         [completion] = submit(self.actor.complete(request)).result()
         return call.chosen(completion.text)
 
@@ -169,7 +200,9 @@ class Pick(dspy.Module):
 
 def named_picks(program: dspy.Module) -> dict[str, Pick]:
     """Return a program's picks by name, and store the name on each pick; copies of a pick keep the name."""
-    picks = {name.removeprefix("self."): pick for name, pick in program.named_sub_modules(type_=Pick)}
+    picks = {
+        name.removeprefix("self."): pick for name, pick in program.named_sub_modules(type_=Pick)
+    }
     for name, pick in picks.items():
         pick._name = name
     return picks

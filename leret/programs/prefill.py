@@ -47,12 +47,18 @@ class AnswerAdapter(_Adapter):
         return ()
 
     def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
-        return super().__call__(lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs)
+        return super().__call__(
+            lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs
+        )
 
     async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
-        return await super().acall(lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs)
+        return await super().acall(
+            lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs
+        )
 
-    def format_finetune_data(self, signature: Any, demos: Any, inputs: Any, outputs: Any) -> dict[str, list[Any]]:
+    def format_finetune_data(
+        self, signature: Any, demos: Any, inputs: Any, outputs: Any
+    ) -> dict[str, list[Any]]:
         """Return the messages of a call, and the answer after its beginning as the last message."""
         answer = {"role": "assistant", "content": self.after_beginning(signature, outputs)}
         return {"messages": [*self.format(signature, demos, inputs), answer]}

@@ -47,19 +47,31 @@ class Prompt:
 
     def save(self, path: Path) -> None:
         demos = to_jsonable_python(self.demos, fallback=str)
-        value = {"name": self.name, "score": self.score, "demos": demos, "instructions": dict(self.instructions)}
+        value = {
+            "name": self.name,
+            "score": self.score,
+            "demos": demos,
+            "instructions": dict(self.instructions),
+        }
         path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
         """Read a file written by ``save``, DSPy's state file or a saved program; RunError if it is none of these."""
         try:
-            value = json.loads((path / "program.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+            value = json.loads(
+                (path / "program.json" if path.is_dir() else path).read_text(encoding="utf-8")
+            )
             if "demos" not in value:
                 value = {"name": path.stem, **_prompt_of(value)}
             if not all(isinstance(demos, list) for demos in value["demos"].values()):
                 raise TypeError("the demos of each predictor must be a list")
-            return cls(str(value["name"]), value["demos"], value.get("instructions", {}), value.get("score"))
+            return cls(
+                str(value["name"]),
+                value["demos"],
+                value.get("instructions", {}),
+                value.get("score"),
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} is not a prompt file ({type(error).__name__}: {error}); the format is "
@@ -69,11 +81,19 @@ class Prompt:
 
 def _prompt_of(value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return demos and instructions by predictor from the JSON of ``program.save`` of DSPy or leret."""
-    saved = {name.removeprefix("self."): one["state"] for name, one in value.get("predictors", {}).items()}
+    saved = {
+        name.removeprefix("self."): one["state"]
+        for name, one in value.get("predictors", {}).items()
+    }
     states = saved or {name: state for name, state in value.items() if name != "metadata"}
-    predictors = {name: state for name, state in states.items() if state.get("signature")}  # a pick has none
+    predictors = {
+        name: state for name, state in states.items() if state.get("signature")
+    }  # a pick has none
     instructions = {name: state["signature"]["instructions"] for name, state in predictors.items()}
-    return {"demos": {name: state["demos"] for name, state in predictors.items()}, "instructions": instructions}
+    return {
+        "demos": {name: state["demos"] for name, state in predictors.items()},
+        "instructions": instructions,
+    }
 
 
 ZERO_SHOT = Prompt("0")
@@ -90,7 +110,9 @@ class Formatter:
         self.adapter = replay.adapter
         self._predictors, self._read = replay.predictors, replay.read
         self.picks = replay.picks
-        self._splits = internals.is_turn_by_turn(self.adapter, [CompactAdapter, PrefilledChatAdapter])
+        self._splits = internals.is_turn_by_turn(
+            self.adapter, [CompactAdapter, PrefilledChatAdapter]
+        )
         self._native = getattr(self.adapter, "use_native_function_calling", False)
         # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
@@ -104,10 +126,14 @@ class Formatter:
         if predictor in self.picks:
             return NeedsCompletion(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
         known = self._predictors[predictor]
-        call = PredictorCall(predictor, inputs, True, self.adapter, signature=known.signature, demos=known.demos)
+        call = PredictorCall(
+            predictor, inputs, True, self.adapter, signature=known.signature, demos=known.demos
+        )
         return NeedsCompletion(call, ())
 
-    def messages(self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, alike: Messages = ()) -> Messages:
+    def messages(
+        self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, alike: Messages = ()
+    ) -> Messages:
         """Return the messages for the LM. ``alike``, the same call's messages with another prompt, saves time."""
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
@@ -115,7 +141,8 @@ class Formatter:
         head = self._heads.get(key)
         usual = need.call.usual and not (self._native and _takes_tools(need.call))
         plain = usual and all(  # histories and images span several messages
-            isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
+            isinstance(value, PLAIN)
+            or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
             for value in need.inputs.values()
         )
         if head is None or not plain:
@@ -150,7 +177,11 @@ class Formatter:
             except AdapterParseError as error:
                 return Step(need.call, error, completion)
         name, call = need.call.predictor, need.call
-        n_proofs = self._parses.get(name, 0) if call.usual and not (self._native and _takes_tools(call)) else None
+        n_proofs = (
+            self._parses.get(name, 0)
+            if call.usual and not (self._native and _takes_tools(call))
+            else None
+        )
         quick: list[dict[str, Any]] | AdapterParseError | None = None
         if n_proofs is not None:
             try:
@@ -175,7 +206,9 @@ class Formatter:
             return self.adapter.after_beginning(signature, dict(outputs))
         return str(self.adapter.format_assistant_message_content(signature, dict(outputs)))
 
-    def _instructed(self, signature: type[dspy.Signature], name: str, prompt: Prompt) -> type[dspy.Signature]:
+    def _instructed(
+        self, signature: type[dspy.Signature], name: str, prompt: Prompt
+    ) -> type[dspy.Signature]:
         text = prompt.instructions.get(name)
         if text is None:
             return signature
@@ -211,9 +244,13 @@ def request_of(
         raise Stop
 
     with suppress(Stop):
-        call.adapter(EngineLM("request", take), dict(call.config), signature, demos, dict(call.inputs))
+        call.adapter(
+            EngineLM("request", take), dict(call.config), signature, demos, dict(call.inputs)
+        )
     if not seen:
-        raise ProgramError(f"{type(call.adapter).__name__} sends no request for {call.predictor}; use another adapter")
+        raise ProgramError(
+            f"{type(call.adapter).__name__} sends no request for {call.predictor}; use another adapter"
+        )
     return seen[0]
 
 
@@ -232,19 +269,30 @@ def outputs_of(
 
     lm = EngineLM("response", answer)
     try:
-        outputs = call.adapter(lm, dict(call.config or {}), call.signature, list(call.demos), dict(call.inputs or {}))
+        outputs = call.adapter(
+            lm, dict(call.config or {}), call.signature, list(call.demos), dict(call.inputs or {})
+        )
     except AdapterParseError as error:
         return error
-    return AdapterParseError(type(call.adapter).__name__, call.signature, completion, faults[0]) if faults else outputs
+    return (
+        AdapterParseError(type(call.adapter).__name__, call.signature, completion, faults[0])
+        if faults
+        else outputs
+    )
 
 
 def _takes_tools(call: PredictorCall) -> bool:
     return any(info.annotation is dspy.ToolCalls for info in call.signature.output_fields.values())
 
 
-def _missing_call(request: lm15.Request, response: lm15.Response, signature: type[dspy.Signature]) -> Iterator[str]:
+def _missing_call(
+    request: lm15.Request, response: lm15.Response, signature: type[dspy.Signature]
+) -> Iterator[str]:
     """Yield the faults if a required tool call (by ``tool_choice``, or as the only output) is missing or invalid."""
-    choice, schemas = request.config.tool_choice, {tool.name: tool.parameters for tool in request.tools}
+    choice, schemas = (
+        request.config.tool_choice,
+        {tool.name: tool.parameters for tool in request.tools},
+    )
     forced = choice is not None and choice.mode == "required"
     if not request.tools or not (forced or len(signature.output_fields) == 1):
         return

@@ -67,7 +67,11 @@ class Replay:
     """
 
     def __init__(
-        self, program: dspy.Module, adapter: dspy.Adapter | None = None, rm: Any = None, read: ToolReader = read_calls
+        self,
+        program: dspy.Module,
+        adapter: dspy.Adapter | None = None,
+        rm: Any = None,
+        read: ToolReader = read_calls,
     ) -> None:
         self.program, self.read = program, read
         self.whole_adapter = adapter or internals.current_adapter()
@@ -84,8 +88,13 @@ class Replay:
         self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
         self.stops = self._names_that_stop()
         self._inputs = input_names(program)
-        self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
-        self.proxy = internals.AdapterProxy(self.adapter, lambda *call: internals.watching_run().answer(*call))
+        self._fields = {
+            name: predictor.signature.input_fields.keys()
+            for name, predictor in self.predictors.items()
+        }
+        self.proxy = internals.AdapterProxy(
+            self.adapter, lambda *call: internals.watching_run().answer(*call)
+        )
         record_lms(program)
         self._stand_in()
         self.rm = as_rm if rm is None else rm
@@ -93,7 +102,9 @@ class Replay:
         guard = StandInLM.of("", "replay", partial(_answer_request, ""))
         self._settings = {**internals.QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
         # These modules store a failure count, so each run needs a fresh copy.
-        self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
+        self._fresh = any(
+            isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules()
+        )
         # A program with both methods may call asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
 
@@ -103,9 +114,13 @@ class Replay:
         An agent is a module with a dictionary of ``tools``, such as `dspy.ReAct`; its own predictors choose the tools.
         """
         agents = [
-            module for _, module in self.program.named_sub_modules() if isinstance(vars(module).get("tools"), dict)
+            module
+            for _, module in self.program.named_sub_modules()
+            if isinstance(vars(module).get("tools"), dict)
         ]
-        names = [self._predictor_names.get(id(part)) for agent in agents for part in vars(agent).values()]
+        names = [
+            self._predictor_names.get(id(part)) for agent in agents for part in vars(agent).values()
+        ]
         picks = [name for name, pick in self.picks.items() if pick.stop]
         return frozenset([*filter(None, names), *picks])
 
@@ -138,9 +153,19 @@ class Replay:
         if self._thread is not None and not in_thread:
             again = partial(self.run, task, steps, results, retrieve, check, in_thread=True)
             return self._thread.submit(copy_context().run, again).result()
-        run = ProgramRun(self, steps, results, retrieve, self._predictor_names, list(steps), in_thread or self.is_async)
+        run = ProgramRun(
+            self,
+            steps,
+            results,
+            retrieve,
+            self._predictor_names,
+            list(steps),
+            in_thread or self.is_async,
+        )
         program, forward = self._copy_for(run) if self._fresh else (self.program, self._forward)
-        context = internals.carrying(run, {**self._settings, "caller_modules": [program], "trace": []})
+        context = internals.carrying(
+            run, {**self._settings, "caller_modules": [program], "trace": []}
+        )
         inputs: Mapping[str, Any] = task.inputs
         if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
             inputs = dict(zip(self._inputs, inputs.values(), strict=True))
@@ -152,16 +177,28 @@ class Replay:
             run.crash = error
         finally:
             internals.passes.remove(run)
-        if not in_thread and isinstance(run.crash, RuntimeError) and "running event loop" in str(run.crash):
+        if (
+            not in_thread
+            and isinstance(run.crash, RuntimeError)
+            and "running event loop" in str(run.crash)
+        ):
             self._thread = ThreadPoolExecutor(1, "leret-replay")  # for asyncio.run in forward
             return self.run(task, steps, results, retrieve, check)
-        usual = len(run.needs) == 1 and not (run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS)
+        usual = len(run.needs) == 1 and not (
+            run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS
+        )
         need = run.needs[0] if usual else run.outcome(task)
         if check and not isinstance(need, NeedsSearch):
-            self._repeat(need, len(steps), lambda: self.run(task, steps, dict(results), retrieve, in_thread=in_thread))
+            self._repeat(
+                need,
+                len(steps),
+                lambda: self.run(task, steps, dict(results), retrieve, in_thread=in_thread),
+            )
         return need
 
-    def _repeat(self, need: NeedsCompletion | Finished, n_steps: int, run: Callable[[], Need]) -> None:
+    def _repeat(
+        self, need: NeedsCompletion | Finished, n_steps: int, run: Callable[[], Need]
+    ) -> None:
         for _ in range(_REPEATS):
             again = run()
             if needs.place(again) != needs.place(need):
@@ -184,7 +221,11 @@ class Replay:
     def name_of(self, signature: Any) -> str:
         if signature is None:
             return "(direct)"
-        same = [name for name, predictor in self.predictors.items() if predictor.signature.equals(signature)]
+        same = [
+            name
+            for name, predictor in self.predictors.items()
+            if predictor.signature.equals(signature)
+        ]
         return same[0] if len(same) == 1 else f"({signature.__name__})"
 
 
@@ -196,11 +237,24 @@ class _QuickPredict(dspy.Predict):
         run: Any = settings.get("_leret_run")
         watched = isinstance(run, ProgramRun) and not args and settings["send_stream"] is None
         name = run.names.get(id(self)) if watched else None
-        if name is None or settings["adapter"] is not run.replay.proxy or run.replay._fields[name] != kwargs.keys():
+        if (
+            name is None
+            or settings["adapter"] is not run.replay.proxy
+            or run.replay._fields[name] != kwargs.keys()
+        ):
             return super().__call__(*args, **kwargs)
         fields = vars(self)  # attribute lookup on DSPy modules is slow
         signature = fields["signature"]
-        call = PredictorCall(name, kwargs, True, run.replay.adapter, fields["lm"], {}, signature, demos=fields["demos"])
+        call = PredictorCall(
+            name,
+            kwargs,
+            True,
+            run.replay.adapter,
+            fields["lm"],
+            {},
+            signature,
+            demos=fields["demos"],
+        )
         prediction = internals.prediction_of(run.take(call).outputs, signature)
         settings["trace"].append((self, kwargs, prediction))
         return prediction
@@ -243,20 +297,38 @@ class ProgramRun:
         """Return an adapter call's recorded outputs; LMs without a stand-in are called through `recorded_lm`."""
         if not isinstance(lm, StandInLM):
             whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
-            return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))
+            return cast(
+                list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs)
+            )
         replay, predictor = self.replay, internals.calling_predictor()
         name = self.names.get(id(predictor)) or replay.name_of(signature)
         unchanged = predictor is not None and signature is predictor.signature
-        usual = unchanged and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
+        usual = (
+            unchanged
+            and not config
+            and adapter is replay.adapter
+            and demos == predictor.demos
+            and name[0] != "("
+        )
         wording = "" if unchanged else signature.instructions
         if name in replay.predictors and lm.owner != replay.predictors[name].lm.owner:
             usual, wording = False, f"{wording} asked of the LM of {lm.owner or 'dspy.settings'}"
         if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
-            self.stop(ProgramError(f"{name} requests n > 1 completions in one call; make several calls with n=1"))
+            self.stop(
+                ProgramError(
+                    f"{name} requests n > 1 completions in one call; make several calls with n=1"
+                )
+            )
         if dspy.settings.send_stream is not None:
-            self.stop(ProgramError(f"{name} streams its completion; call the program without dspy.streamify"))
+            self.stop(
+                ProgramError(
+                    f"{name} streams its completion; call the program without dspy.streamify"
+                )
+            )
         call = PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos)
-        return copy.deepcopy(cast(list[dict[str, Any]], self.take(call).outputs))  # the program may change them
+        return copy.deepcopy(
+            cast(list[dict[str, Any]], self.take(call).outputs)
+        )  # the program may change them
 
     def take(self, call: PredictorCall) -> Step:
         """Return the recorded step for a call; stop the program if there is none."""
@@ -265,12 +337,21 @@ class ProgramRun:
         with self.lock:
             for i, step in enumerate(self.left):
                 other = step.call
-                same = call.usual and other.usual and call.predictor == other.predictor and call.inputs == other.inputs
+                same = (
+                    call.usual
+                    and other.usual
+                    and call.predictor == other.predictor
+                    and call.inputs == other.inputs
+                )
                 if same or other.asks_as(call):
                     del self.left[i]
                     break
             else:
-                self.stop(NeedsCompletion(call, self._ordered() if self.side_threads else tuple(self.searches)))
+                self.stop(
+                    NeedsCompletion(
+                        call, self._ordered() if self.side_threads else tuple(self.searches)
+                    )
+                )
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
         return step
@@ -278,9 +359,15 @@ class ProgramRun:
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
         """Return the recorded text for a call to the LM of predictor ``owner`` that bypassed the adapter."""
         predictor = internals.calling_predictor()
-        name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
-        call = PredictorCall(name, {"messages": list(internals.messages_of(request))}, request=request)
-        call.lm = StandInLM.of(owner, "direct", lambda request: internals.text_response(request, ""))
+        name = self.names.get(id(predictor)) or self.replay.name_of(
+            getattr(predictor, "signature", None)
+        )
+        call = PredictorCall(
+            name, {"messages": list(internals.messages_of(request))}, request=request
+        )
+        call.lm = StandInLM.of(
+            owner, "direct", lambda request: internals.text_response(request, "")
+        )
         return internals.text_response(request, self.take(call).text or "", read=self.replay.read)
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
@@ -328,7 +415,12 @@ class ProgramRun:
         if not self.side_threads:
             return tuple(self.searches)
         ordered = sorted(self.searches, key=lambda search: search.queries)
-        return tuple([search._replace(n_steps=min(n, len(self.steps))) for n, search in enumerate(ordered, start=1)])
+        return tuple(
+            [
+                search._replace(n_steps=min(n, len(self.steps)))
+                for n, search in enumerate(ordered, start=1)
+            ]
+        )
 
     def outcome(self, task: Task) -> Need:
         if self.side_threads:
@@ -342,14 +434,20 @@ class ProgramRun:
             if isinstance(need, NeedsSearch):
                 return need
             if len(self.steps) >= MAX_STEPS:
-                raise ProgramError(f"task {task.id}: the program makes over {MAX_STEPS} LM calls; limit its loops")
+                raise ProgramError(
+                    f"task {task.id}: the program makes over {MAX_STEPS} LM calls; limit its loops"
+                )
             return NeedsCompletion(need.call, self._ordered()) if self.side_threads else need
         if missing and self.crash is None:
             raise ReplayError(
                 f"{program} is not deterministic given its completions: {needs.asked_instead(missing[0], self.needs)}; "
                 f"{needs.REPEATABLE}"
             )
-        if isinstance(self.crash, AdapterParseError) and self.steps and self.steps[-1].outputs is self.crash:
+        if (
+            isinstance(self.crash, AdapterParseError)
+            and self.steps
+            and self.steps[-1].outputs is self.crash
+        ):
             return Finished(self.crash, self._ordered())
         if self.crash is not None:
             raise ProgramError(
@@ -383,13 +481,20 @@ class ProgramRun:
 
     def _raise_if_stopped(self) -> None:
         """Stop the program again at its next call or search if a bare ``except`` caught the first stop."""
-        if threading.get_ident() == self.home and (_task() if self.has_tasks else None) in self.stopped:
+        if (
+            threading.get_ident() == self.home
+            and (_task() if self.has_tasks else None) in self.stopped
+        ):
             raise Stop
 
     def _wait_for_threads(self) -> None:
         news, deadline = None, time.monotonic() + _LONGEST_S
         while True:
-            started = [one for one in threading.enumerate() if one not in self.older_threads and one.ident is not None]
+            started = [
+                one
+                for one in threading.enumerate()
+                if one not in self.older_threads and one.ident is not None
+            ]
             if started:
                 started[0].join(_STARVED_S)
                 if not started[0].is_alive():

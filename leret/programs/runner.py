@@ -52,25 +52,51 @@ class ProgramRunner:
     ) -> NeedsCompletion | Finished:
         """Run to the first step that has no completion yet, or to the end; ``check`` fails if a second run differs."""
         need = self.replay.run(task, steps, results, self.retrieve, check)
-        return await self.search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
+        return (
+            await self.search_on(need, task, steps, results, check)
+            if isinstance(need, NeedsSearch)
+            else need
+        )
 
     async def search_on(
-        self, need: NeedsSearch, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
+        self,
+        need: NeedsSearch,
+        task: Task,
+        steps: Sequence[Step],
+        results: SearchResults,
+        check: bool,
     ) -> NeedsCompletion | Finished:
         """Answer a search, then continue with `advance`."""
         results[need.key] = await self._search(need)
         return await self.advance(task, steps, results, check)
 
-    async def deep(self, need: NeedsCompletion | Finished, n_steps: int, depth: int) -> tuple[tuple[str, ...], ...]:
+    async def deep(
+        self, need: NeedsCompletion | Finished, n_steps: int, depth: int
+    ) -> tuple[tuple[str, ...], ...]:
         """Return the ids of the top ``depth`` documents for each query made after exactly ``n_steps`` completions."""
         if self.searches is None:
-            raise ProgramError("a reward with a depth needs the run's retriever; remove Search(retriever=...)")
-        queries = [query for search in need.searches if search.n_steps == n_steps for query in search.queries]
-        quick = [ranking for query in queries if (ranking := self.searches.search_now(query, depth)) is not None]
-        rankings = quick if len(quick) == len(queries) else await self.searches.search(queries, depth)
+            raise ProgramError(
+                "a reward with a depth needs the run's retriever; remove Search(retriever=...)"
+            )
+        queries = [
+            query
+            for search in need.searches
+            if search.n_steps == n_steps
+            for query in search.queries
+        ]
+        quick = [
+            ranking
+            for query in queries
+            if (ranking := self.searches.search_now(query, depth)) is not None
+        ]
+        rankings = (
+            quick if len(quick) == len(queries) else await self.searches.search(queries, depth)
+        )
         return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
 
-    def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
+    def state(
+        self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None
+    ) -> State:
         """Return the state at a step. Its id is a digest of the zero-shot messages, so equal messages share a state."""
         messages = self.formatter.messages(need)
         id = digest(task.id, need.predictor, messages)
@@ -83,11 +109,15 @@ class ProgramRunner:
             except LeretError:
                 raise
             except (Exception, SystemExit) as error:
-                raise RetrievalError(f"{need.key[0]}{need.key[1]} failed: {raised(error)}") from error
+                raise RetrievalError(
+                    f"{need.key[0]}{need.key[1]} failed: {raised(error)}"
+                ) from error
         searches = self.searches
         if searches is None:
             if need.retriever is None:
-                raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
+                raise ProgramError(
+                    "a leret.Search has no retriever: pass one as Search(retriever=...)"
+                )
             searches = self._batchers.setdefault(id(need.retriever), SearchBatcher(need.retriever))
         [ranking] = await searches.search([need.query], need.k)
         return ranking

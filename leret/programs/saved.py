@@ -65,7 +65,11 @@ class TrainedProgram(dspy.Module):
     """
 
     def __init__(
-        self, program: dspy.Module, adapter: dspy.Adapter, servers: Servers | None = None, rm: Any = None
+        self,
+        program: dspy.Module,
+        adapter: dspy.Adapter,
+        servers: Servers | None = None,
+        rm: Any = None,
     ) -> None:
         super().__init__()
         self.program = program
@@ -79,7 +83,9 @@ class TrainedProgram(dspy.Module):
         return getattr(self.program, name)
 
     def _context(self) -> Any:
-        rm = {} if self.rm is None or carried_run() is not None else {"rm": self.rm}  # leret itself answers searches
+        rm = (
+            {} if self.rm is None or carried_run() is not None else {"rm": self.rm}
+        )  # leret itself answers searches
         return dspy.context(adapter=self.adapter, **rm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +123,11 @@ def with_save(program: P, adapter: dspy.Adapter | None = None) -> P:
 
 
 def _save(
-    program: dspy.Module, path: str | Path, *args: Any, adapter: dspy.Adapter | None = None, **kwargs: Any
+    program: dspy.Module,
+    path: str | Path,
+    *args: Any,
+    adapter: dspy.Adapter | None = None,
+    **kwargs: Any,
 ) -> None:
     if args or kwargs or Path(path).suffix in {".json", ".pkl"}:
         dspy.Module.save(program, path, *args, **kwargs)
@@ -198,12 +208,16 @@ def load(
     """
     directory = Path(directory)
     if serve not in {None, "local", "vllm"} and not str(serve).startswith(("http://", "https://")):
-        raise ConfigError(f"serve={serve!r}: use None, 'local', 'vllm' or a URL such as http://127.0.0.1:8000/v1")
+        raise ConfigError(
+            f"serve={serve!r}: use None, 'local', 'vllm' or a URL such as http://127.0.0.1:8000/v1"
+        )
     saved = _read(directory)
     try:
         return _load(saved, directory, serve, lm, retriever, program, api_key_env)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-        raise ProgramError(f"{directory / _FILE} cannot be loaded ({raised(error)}); save the program again") from error
+        raise ProgramError(
+            f"{directory / _FILE} cannot be loaded ({raised(error)}); save the program again"
+        ) from error
 
 
 def _load(
@@ -220,23 +234,38 @@ def _load(
     searched = None
     if saved["retriever"]:
         searched = resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory)
-    _refuse_keys(_policies_in([*records, *saved.get("picks", {}).values()]), keys, directory / _FILE)
+    _refuse_keys(
+        _policies_in([*records, *saved.get("picks", {}).values()]), keys, directory / _FILE
+    )
     if retriever is None:
-        searches = [record["settings"] for record in saved.get("searches", {}).values() if "settings" in record]
-        _refuse_keys([searched, *map(RetrieverSettings.model_validate, searches)], keys, directory / _FILE)
+        searches = [
+            record["settings"]
+            for record in saved.get("searches", {}).values()
+            if "settings" in record
+        ]
+        _refuse_keys(
+            [searched, *map(RetrieverSettings.model_validate, searches)], keys, directory / _FILE
+        )
     program = program or _construct(saved["program"], directory, searched)
     if retriever is None and searched is not None:
         data = resolve_paths(DataSettings.model_validate(saved["data"]), directory)
         retriever = _retriever(searched, data, directory)
     rm = _open_searches(program, saved.get("searches", {}), directory, retriever)
     if serve is not None and lm is None and not any("policy" in record for record in saved["lms"]):
-        raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; remove serve")
+        raise ConfigError(
+            f"serve={serve!r}: no predictor of this program has a leret policy; remove serve"
+        )
     servers = Servers()
     try:
-        fields = (field for one in program.predictors() for field in one.signature.output_fields.values())
+        fields = (
+            field for one in program.predictors() for field in one.signature.output_fields.values()
+        )
         native = saved["adapter"]["settings"].get("use_native_function_calling")
         tools = bool(native) and any(field.annotation is dspy.ToolCalls for field in fields)
-        lms = [open_lm(record, directory, serve, servers, next(iter(keys), None), tools) for record in records]
+        lms = [
+            open_lm(record, directory, serve, servers, next(iter(keys), None), tools)
+            for record in records
+        ]
         by_place: dict[int | None, Any] = {None: None, **dict(enumerate(lms))}
         _restore(program, saved["predictors"], lambda place: lm or by_place[place])
         for name, pick in named_picks(program).items():
@@ -255,12 +284,17 @@ def _answered_by(
     parts, picks = _parts(program), named_picks(program)
     if policies is None:
         lms: dict[str, Any] = {name: getattr(part, "lm", None) for name, part in parts.items()}
-        states = {name: policy_state(pick.actor) for name, pick in picks.items() if pick.actor is not None}
+        states = {
+            name: policy_state(pick.actor) for name, pick in picks.items() if pick.actor is not None
+        }
         actors = {name: PolicySettings.model_validate(state) for name, state in states.items()}
     else:
         lms = {name: policies.get(name.removeprefix("self."), policies[""]) for name in parts}
         actors = {name: policies.get(name, policies[""]) for name in picks}
-    places = {lm: place for place, lm in enumerate(dict.fromkeys(lm for lm in lms.values() if lm is not None))}
+    places = {
+        lm: place
+        for place, lm in enumerate(dict.fromkeys(lm for lm in lms.values() if lm is not None))
+    }
     greedy = {"temperature": 0.0}
     return {
         "predictors": {
@@ -268,9 +302,13 @@ def _answered_by(
             for name, part in parts.items()
         },
         "lms": [
-            lm_record(lm, directory) if policies is None else policy_record(lm, directory, greedy) for lm in places
+            lm_record(lm, directory) if policies is None else policy_record(lm, directory, greedy)
+            for lm in places
         ],
-        "picks": {name: policy_record(one, directory, {}, keep=policies is None) for name, one in actors.items()},
+        "picks": {
+            name: policy_record(one, directory, {}, keep=policies is None)
+            for name, one in actors.items()
+        },
     }
 
 
@@ -279,15 +317,26 @@ def saved_policies(directory: Path) -> dict[str, PolicySettings]:
     if not (directory / _FILE).is_file():
         return {}
     saved = _read(directory)
-    lms = {name: saved["lms"][one["lm"]] for name, one in saved["predictors"].items() if one["lm"] is not None}
-    records = {name.removeprefix("self."): one for name, one in (lms | saved.get("picks", {})).items()}
+    lms = {
+        name: saved["lms"][one["lm"]]
+        for name, one in saved["predictors"].items()
+        if one["lm"] is not None
+    }
+    records = {
+        name.removeprefix("self."): one for name, one in (lms | saved.get("picks", {})).items()
+    }
     known = {name: one["policy"] for name, one in records.items() if "policy" in one}
-    policies = {name: resolve_paths(PolicySettings.model_validate(one), directory) for name, one in known.items()}
+    policies = {
+        name: resolve_paths(PolicySettings.model_validate(one), directory)
+        for name, one in known.items()
+    }
     return {"": next(iter(policies.values())), **policies} if policies else {}
 
 
 def _policies_in(records: Sequence[Mapping[str, Any]]) -> list[PolicySettings]:
-    return [PolicySettings.model_validate(record["policy"]) for record in records if "policy" in record]
+    return [
+        PolicySettings.model_validate(record["policy"]) for record in records if "policy" in record
+    ]
 
 
 def _refuse_keys(settings: Sequence[Settings | None], allowed: Collection[str], file: Path) -> None:
@@ -334,7 +383,9 @@ def _open_searches(
             try:
                 known[name] = reopen(record, directory)
             except LeretError as error:
-                raise ProgramError(f"{error}; or pass another retriever: leret.load(..., retriever=...)") from error
+                raise ProgramError(
+                    f"{error}; or pass another retriever: leret.load(..., retriever=...)"
+                ) from error
         return known[name]
 
     for place, search in _parts(program, Search).items():
@@ -360,7 +411,10 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
     if source is not None:
         folder, name = source.path.resolve().parent, source.path.name
         beside = [path for path in source_files(source.path)[1:] if path.is_relative_to(folder)]
-        for target, path in [(Path(name), source.path), *((path.relative_to(folder), path) for path in beside)]:
+        for target, path in [
+            (Path(name), source.path),
+            *((path.relative_to(folder), path) for path in beside),
+        ]:
             (directory / target).parent.mkdir(parents=True, exist_ok=True)
             with suppress(shutil.SameFileError):
                 shutil.copyfile(path, directory / target)
@@ -381,50 +435,76 @@ def _values(program: dspy.Module) -> dict[str, Any]:
         for place, part in _parts(program, dspy.Module).items()
         if not isinstance(part, Parameter)
         for name, value in vars(part).items()
-        if plain_value(value) and not isinstance(value, list | dict) and not name.startswith("_") and name != "run_dir"
+        if plain_value(value)
+        and not isinstance(value, list | dict)
+        and not name.startswith("_")
+        and name != "run_dir"
     }
 
 
 def _arguments(program: dspy.Module) -> dict[str, Any]:
     arguments = {}
     for name, parameter in list(inspect.signature(type(program).__init__).parameters.items())[1:]:
-        if name == "callbacks" or parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+        if name == "callbacks" or parameter.kind in {
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        }:
             continue
         value = vars(program).get(name, parameter.default)
         if value is parameter.empty or (name in vars(program) and not plain_value(value)):
-            raise ProgramError(f"the argument {name} of {type(program).__name__} is not stored as a JSON value")
+            raise ProgramError(
+                f"the argument {name} of {type(program).__name__} is not stored as a JSON value"
+            )
         if name in vars(program):
             arguments[name] = value
     return arguments
 
 
-def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None) -> dspy.Module:
+def _construct(
+    entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None
+) -> dspy.Module:
     advice = f"pass a program for the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
     if entry["arguments"] is None:
         raise ProgramError(f"{entry['reason']}; {advice}")
     if "file" in entry:
         if (directory / entry["file"]).resolve().parent != directory.resolve():
-            raise ProgramError(f"{directory / _FILE}: the program's file {entry['file']} is not in this directory")
+            raise ProgramError(
+                f"{directory / _FILE}: the program's file {entry['file']} is not in this directory"
+            )
         if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
-            raise ProgramError(f"{directory / entry['file']} or a module it imports has changed since saving; {advice}")
-        keys: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
-        program = load_program(directory / entry["file"], entry["class"], entry["arguments"], **keys)
+            raise ProgramError(
+                f"{directory / entry['file']} or a module it imports has changed since saving; {advice}"
+            )
+        keys: dict[str, Any] = (
+            {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
+        )
+        program = load_program(
+            directory / entry["file"], entry["class"], entry["arguments"], **keys
+        )
     else:
         try:
             program = class_at(entry["class"], dspy.Module)(**entry["arguments"])
         except (ProgramError, TypeError, ValueError) as error:
-            raise ProgramError(f"{entry['class']} cannot be constructed again ({error}); {advice}") from error
+            raise ProgramError(
+                f"{entry['class']} cannot be constructed again ({error}); {advice}"
+            ) from error
     for place, value in _values(program).items():
         if entry["values"].get(place, value) != value:
-            raise ProgramError(f"{place} is {value!r} but was saved as {entry['values'][place]!r}; {advice}")
+            raise ProgramError(
+                f"{place} is {value!r} but was saved as {entry['values'][place]!r}; {advice}"
+            )
     return program
 
 
-def _restore(program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[int | None], Any]) -> None:
+def _restore(
+    program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[int | None], Any]
+) -> None:
     parts = _parts(program)
     if parts.keys() != saved.keys():
         differ = ", ".join(sorted(parts.keys() ^ saved.keys()))
-        raise ProgramError(f"{type(program).__name__} was saved with other predictors ({differ}); use the saved class")
+        raise ProgramError(
+            f"{type(program).__name__} was saved with other predictors ({differ}); use the saved class"
+        )
     for name, part in parts.items():
         part.load_state(saved[name]["state"])
         if hasattr(part, "lm"):
@@ -441,7 +521,9 @@ def _write(directory: Path, value: Mapping[str, Any]) -> None:
     try:
         write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     except (TypeError, ValueError) as error:
-        raise ProgramError(f"the state of the program is not JSON ({error}); check its demos") from error
+        raise ProgramError(
+            f"the state of the program is not JSON ({error}); check its demos"
+        ) from error
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -457,5 +539,10 @@ def _read(directory: Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or saved.get("version") != _VERSION:
         raise ProgramError(f"{path} does not have version {_VERSION}; save the program again")
     if saved.get("dspy") != dspy.__version__:
-        _LOG.warning("%s was saved with DSPy %s, but this is DSPy %s", directory, saved.get("dspy"), dspy.__version__)
+        _LOG.warning(
+            "%s was saved with DSPy %s, but this is DSPy %s",
+            directory,
+            saved.get("dspy"),
+            dspy.__version__,
+        )
     return saved

@@ -118,11 +118,15 @@ class Search(dspy.Module):
         for text in queries:
             seen = {p.doc_id for ranking in searches for p in ranking} if exclude_seen else ()
             k = n + len(seen)
-            added = self._retrieve(text, k) if watching is None else watching.search(text, k, retriever)
+            added = (
+                self._retrieve(text, k) if watching is None else watching.search(text, k, retriever)
+            )
             if seen or len(added) > n:
                 added = tuple([p for p in added if p.doc_id not in seen])[:n]
             if added and fields["one_document"]:
-                added = tuple([p for p in added if p is added[0] or (p.title and p.title == added[0].title)])
+                added = tuple(
+                    [p for p in added if p is added[0] or (p.title and p.title == added[0].title)]
+                )
             searches = (*searches, added)
         if watching is not None and queries and not fields["candidates"]:
             watching.add(queries, searches[len(before) :])
@@ -141,7 +145,9 @@ class Search(dspy.Module):
         return Search(self.k, self.exclude_seen, self.retriever, self.one_document, self.candidates)
 
 
-def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None) -> Any:
+def search_tool(
+    fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None
+) -> Any:
     """Wrap a search function (sync or async), a ``dspy.Tool`` or another callable so that leret records its results.
 
     Outside leret, the wrapper behaves like the callable and has its name, signature and docstring, so `dspy.ReAct` and
@@ -165,7 +171,11 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
     is_async = inspect.iscoroutinefunction(target)
 
     def watched(watching: Observer, args: Any, kwargs: Any) -> Any:
-        ask = (lambda: submit(fn(*args, **kwargs)).result()) if is_async else lambda: fn(*args, **kwargs)
+        ask = (
+            (lambda: submit(fn(*args, **kwargs)).result())
+            if is_async
+            else lambda: fn(*args, **kwargs)
+        )
         rows = watching.call_tool(label, [args, kwargs], ask)
         watching.add((" ".join(map(str, (*args, *kwargs.values()))),), (ranking_of(rows, ids),))
         return rows
@@ -195,7 +205,9 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
         value = float(score) if isinstance(score, int | float) else 1.0 / place
         parent = _get(row, "parent")
         body = str(text or (row if isinstance(row, str) else ""))
-        passages.append(Passage(str(doc_id), str(title), body, value, None if parent is None else str(parent)))
+        passages.append(
+            Passage(str(doc_id), str(title), body, value, None if parent is None else str(parent))
+        )
     return tuple(passages)
 
 
@@ -203,7 +215,9 @@ def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
     """Answer a search by `dspy.Retrieve`; this function is ``dspy.settings.rm`` while leret runs a program."""
     watching: Observer | None = watching_run()
     if watching is None:
-        raise ProgramError("leret's dspy.settings.rm was called outside a leret run; call it in forward")
+        raise ProgramError(
+            "leret's dspy.settings.rm was called outside a leret run; call it in forward"
+        )
     added = watching.search(query, k)
     watching.add((query,), (added,))
     return rm_rows(added)
@@ -216,7 +230,9 @@ def _document_of(row: Any) -> str:
         value = _get(row, name)
         if value is not None:
             return str(value).split(" | ", 1)[0]
-    raise ProgramError(f"search_tool cannot read a document id from {row!r}; pass search_tool(fn, ids=...)")
+    raise ProgramError(
+        f"search_tool cannot read a document id from {row!r}; pass search_tool(fn, ids=...)"
+    )
 
 
 def _get(row: Any, name: str) -> Any:

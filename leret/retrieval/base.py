@@ -65,7 +65,9 @@ class NoRetriever:
         pass
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        raise RetrievalError(f"retriever.kind is none, but the program searches for {queries[0]!r}; choose a kind")
+        raise RetrievalError(
+            f"retriever.kind is none, but the program searches for {queries[0]!r}; choose a kind"
+        )
 
 
 class PartialResultsError(RetrievalError):
@@ -122,7 +124,9 @@ def clip_k(k: int, n_documents: int) -> int:
     return min(k, n_documents)
 
 
-def search_valid(queries: Sequence[str], search: Callable[[list[str]], Sequence[Ranking]]) -> list[Ranking]:
+def search_valid(
+    queries: Sequence[str], search: Callable[[list[str]], Sequence[Ranking]]
+) -> list[Ranking]:
     """Call ``search`` with the queries that have terms, as valid UTF-8. The other queries get an empty ranking."""
     queries_with_terms = [to_valid_utf8(query) for query in queries if has_terms(query)]
     rankings = iter(search(queries_with_terms) if queries_with_terms else ())

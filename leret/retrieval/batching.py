@@ -14,7 +14,9 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
 from leret.retrieval.base import PartialResultsError, Retriever
 
-_QUICK_S = 0.0005  # below this CPU time per query, a thread costs more time than it saves (RESULTS.md)
+_QUICK_S = (
+    0.0005  # below this CPU time per query, a thread costs more time than it saves (RESULTS.md)
+)
 _N_RECENT = 20_000  # maximum number of rankings in memory (fast searches only)
 
 
@@ -62,7 +64,9 @@ class SearchBatcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
         self._only_computes = getattr(retriever, "only_computes", False)
         self._recent: dict[tuple[str, int], Ranking] = {}
-        self._cpu_s = math.inf  # CPU seconds per query in the last batch; `search_now` makes it a moving average
+        self._cpu_s = (
+            math.inf
+        )  # CPU seconds per query in the last batch; `search_now` makes it a moving average
         self._wall_s: float | None = None  # seconds per query, moving average
         self._counts = {"asked": 0, "searched": 0, "batches": 0}
         self.n_waiting = 0  # queries in the queue
@@ -95,9 +99,13 @@ class SearchBatcher:
         if recent is not None:
             return recent
         self._counts["searched"] += 1
-        began = time.perf_counter()  # time.thread_time() is a system call: a tenth of the time of a search
+        began = (
+            time.perf_counter()
+        )  # time.thread_time() is a system call: a tenth of the time of a search
         [ranking] = self.retriever.search((query,), k)
-        self._cpu_s += 0.1 * (time.perf_counter() - began - self._cpu_s)  # one slow search changes the average little
+        self._cpu_s += 0.1 * (
+            time.perf_counter() - began - self._cpu_s
+        )  # one slow search changes the average little
         if len(self._recent) >= _N_RECENT:
             self._recent.clear()
         self._recent[query, k] = ranking
@@ -156,16 +164,22 @@ class SearchBatcher:
                 entry.future.exception()  # mark as retrieved: no asyncio warning if the caller was cancelled
         if error is None:
             per_query = seconds / len(queries)
-            self._wall_s = per_query if self._wall_s is None else 0.8 * self._wall_s + 0.2 * per_query
+            self._wall_s = (
+                per_query if self._wall_s is None else 0.8 * self._wall_s + 0.2 * per_query
+            )
             if self._on_batch is not None:
                 self._on_batch(len(queries), seconds)
 
     async def _search(self, queries: list[str], k: int) -> list[Ranking]:
         self._counts["batches"] += 1
         self._counts["searched"] += len(queries)
-        rankings = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, queries, k)
+        rankings = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._timed, queries, k
+        )
         if len(rankings) != len(queries):
-            raise RetrievalError(f"the engine returned {len(rankings)} rankings for {len(queries)} queries").failed()
+            raise RetrievalError(
+                f"the engine returned {len(rankings)} rankings for {len(queries)} queries"
+            ).failed()
         return rankings
 
     def _timed(self, queries: list[str], k: int) -> list[Ranking]:

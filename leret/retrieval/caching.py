@@ -18,7 +18,9 @@ from leret.retrieval.base import CallableRetriever, PartialResultsError, Retriev
 
 _LOG = logging.getLogger("leret")
 
-_FAST = frozenset({"bm25", "rm3", "none"})  # kinds that answer in less than a millisecond, so a cache saves little
+_FAST = frozenset(
+    {"bm25", "rm3", "none"}
+)  # kinds that answer in less than a millisecond, so a cache saves little
 _FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)
 
 
@@ -44,7 +46,11 @@ class CachedRetriever(CallableRetriever, SharedInstance):
         self._cache: Any = None
         try:
             self._cache = diskcache.Cache(
-                str(directory), size_limit=max_bytes, eviction_policy="least-recently-used", disk=JsonDisk, timeout=10
+                str(directory),
+                size_limit=max_bytes,
+                eviction_policy="least-recently-used",
+                disk=JsonDisk,
+                timeout=10,
             )
         except _FAULTS as error:
             self._give_up(error)
@@ -90,13 +96,17 @@ class CachedRetriever(CallableRetriever, SharedInstance):
         try:
             with self._cache.transact():
                 for query, ranking in rankings.items():
-                    self._cache.set(digest(self.digest, k, query), [list(passage) for passage in ranking])
+                    self._cache.set(
+                        digest(self.digest, k, query), [list(passage) for passage in ranking]
+                    )
         except _FAULTS as error:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self._cache = None
-        _LOG.warning("cannot use the cache in %s (%s); if it is damaged, delete it", self._directory, error)
+        _LOG.warning(
+            "cannot use the cache in %s (%s); if it is damaged, delete it", self._directory, error
+        )
 
 
 def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:

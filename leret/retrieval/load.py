@@ -65,7 +65,9 @@ ENGINES = {
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
     "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus server"),
     "pubmed": EngineKind(kinds.PubMedSettings, "clients.pubmed:PubMed", "server"),
-    "clinicaltrials": EngineKind(kinds.ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"),
+    "clinicaltrials": EngineKind(
+        kinds.ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"
+    ),
     "none": EngineKind(kinds.NoRetrieverSettings, "base:NoRetriever", "server"),
 }
 """Retriever kinds, by `retriever.kind`."""
@@ -74,7 +76,10 @@ RetrieverSettings.table = ENGINES
 
 
 def load_retriever(
-    settings: RetrieverSettings, corpus: Documents | None, cache: Path, progress: Progress | None = None
+    settings: RetrieverSettings,
+    corpus: Documents | None,
+    cache: Path,
+    progress: Progress | None = None,
 ) -> Retriever:
     """Return the retriever of a recipe. Build its index if the index is missing.
 
@@ -95,11 +100,18 @@ def load_retriever(
         return _with_source(None if settings.needs_corpus else settings, remote)
     if corpus is None:
         raise RetrievalError(f"retriever.kind {settings.kind} needs a corpus; set data.corpus")
-    return _open_or_build(settings, corpus, cache / str(settings.index_kind), progress, shared=False)
+    return _open_or_build(
+        settings, corpus, cache / str(settings.index_kind), progress, shared=False
+    )
 
 
 def _open_or_build(
-    settings: RetrieverSettings, corpus: Documents, directory: Path, progress: Progress | None, *, shared: bool
+    settings: RetrieverSettings,
+    corpus: Documents,
+    directory: Path,
+    progress: Progress | None,
+    *,
+    shared: bool,
 ) -> Retriever:
     if named := getattr(settings, "index", None):
         directory, shared = Path(named), True
@@ -140,18 +152,25 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
     if kind.role == "index":
         return Manifest.planned(_index_engine(settings), corpus)
     if kind.role != "composite":
-        raise RetrievalError(f"retriever.kind {settings.kind} has no index to build; choose a kind with an index")
+        raise RetrievalError(
+            f"retriever.kind {settings.kind} has no index to build; choose a kind with an index"
+        )
     parts: Mapping[str, RetrieverSettings] = kind.load().parts(settings)
     places = {}
     for folder, part in parts.items():
         named = getattr(part, "index", None)
         places[folder] = os.path.abspath(named) if named else folder
-    planned: Manifest = kind.load().manifest([plan_index(part, corpus) for part in parts.values()], settings, places)
+    planned: Manifest = kind.load().manifest(
+        [plan_index(part, corpus) for part in parts.values()], settings, places
+    )
     return planned
 
 
 def build_index(
-    settings: RetrieverSettings, corpus: Documents, directory: Path, progress: Progress | None = None
+    settings: RetrieverSettings,
+    corpus: Documents,
+    directory: Path,
+    progress: Progress | None = None,
 ) -> Manifest:
     """Build an index, replacing the directory's content. For a composite, build only missing or outdated parts."""
     if ENGINES[settings.kind].role == "index":
@@ -186,7 +205,9 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
         manifest.require_corpus(corpus, directory)
     documents = MappedDocuments(directory, manifest.corpus)
     sample = documents.passages(range(min(1, len(documents))), (0.0,))
-    open_index(directory).search([*(f"{passage.title} {passage.text}" for passage in sample), ""], 1)
+    open_index(directory).search(
+        [*(f"{passage.title} {passage.text}" for passage in sample), ""], 1
+    )
     return manifest
 
 
@@ -202,11 +223,18 @@ def open_index(path: str | Path) -> Retriever:
     role = _role(manifest)
     try:
         if role == "index":
-            return _open(ENGINES[manifest.engine].load().from_manifest(manifest, directory), directory)
+            return _open(
+                ENGINES[manifest.engine].load().from_manifest(manifest, directory), directory
+            )
         if role == "composite":
-            engine, folders = ENGINES[manifest.engine].load(), [directory / place for place in manifest.places.values()]
+            engine, folders = (
+                ENGINES[manifest.engine].load(),
+                [directory / place for place in manifest.places.values()],
+            )
             settings = engine.settings_of(manifest)
-            if manifest.equals(engine.manifest(list(map(read_manifest, folders)), settings, manifest.places)):
+            if manifest.equals(
+                engine.manifest(list(map(read_manifest, folders)), settings, manifest.places)
+            ):
                 return _with_source(directory, engine(*map(open_index, folders), settings))
             raise RetrievalError(
                 f"{directory / MANIFEST} does not match the indexes of its parts; build the index again"
@@ -216,7 +244,9 @@ def open_index(path: str | Path) -> Retriever:
             f"{directory / MANIFEST} has invalid settings for an index of kind {manifest.engine} "
             f"({type(error).__name__}: {error}); build the index again"
         ) from error
-    raise RetrievalError(f"{directory} is an index of unknown kind {manifest.engine!r}; update leret or build it again")
+    raise RetrievalError(
+        f"{directory} is an index of unknown kind {manifest.engine!r}; update leret or build it again"
+    )
 
 
 def _role(manifest: Manifest) -> str | None:
@@ -226,15 +256,23 @@ def _role(manifest: Manifest) -> str | None:
 
 def _open(engine: IndexEngine, directory: Path) -> Retriever:
     manifest = read_manifest(directory)
-    key = stage_key("", input_stamps(directory / MANIFEST, *(directory / name for name in manifest.files)))
-    checked = completed(directory, "checked", key) is not None  # files are unchanged since an earlier check
+    key = stage_key(
+        "", input_stamps(directory / MANIFEST, *(directory / name for name in manifest.files))
+    )
+    checked = (
+        completed(directory, "checked", key) is not None
+    )  # files are unchanged since an earlier check
     problems = check_files(manifest, directory, content=not checked)
     if problems:
-        raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")
+        raise RetrievalError(
+            f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again"
+        )
     if not checked:
         with suppress(OSError):
             mark_completed(directory, "checked", key, {})
-    return _with_source(directory, engine.open(directory, open_documents(manifest, engine, directory)))
+    return _with_source(
+        directory, engine.open(directory, open_documents(manifest, engine, directory))
+    )
 
 
 def _with_source(source: Path | RetrieverSettings | None, retriever: Any) -> Retriever:
@@ -247,7 +285,9 @@ def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
 
     An index in memory is written to ``directory``. Indexes on disk are not copied.
     """
-    source = getattr(getattr(retriever, "retriever", retriever), "source", None)  # look inside a CachedRetriever
+    source = getattr(
+        getattr(retriever, "retriever", retriever), "source", None
+    )  # look inside a CachedRetriever
     if isinstance(source, RetrieverSettings):
         return {"settings": portable(source, directory)}
     if isinstance(source, tuple):
@@ -262,7 +302,9 @@ def reopen(record: Mapping[str, Any], directory: Path) -> Retriever:
     """Open the retriever of a `retriever_record`. Paths in ``record`` are relative to ``directory``."""
     if "index" in record:
         return open_index((directory / record["index"]).resolve())
-    return load_retriever(RetrieverSettings.model_validate(record["settings"]), None, directory / "cache")
+    return load_retriever(
+        RetrieverSettings.model_validate(record["settings"]), None, directory / "cache"
+    )
 
 
 @dataclass(frozen=True)
@@ -291,7 +333,9 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
     """
     if index.startswith(("http://", "https://")):
         if "@" in index:
-            raise ConfigError("the URL must not contain a user or password; use a token instead (--token-env)")
+            raise ConfigError(
+                "the URL must not contain a user or password; use a token instead (--token-env)"
+            )
         settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=30.0)
         remote = ENGINES["remote"].load()(settings)
         served = remote.served()

@@ -29,12 +29,28 @@ from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 from leret.rewards.functions import is_function, load_function
 from leret.rewards.ranking import of_ranking
 
-__all__ = ["REWARDS", "Part", "Reward", "Scoring", "faults", "function_names", "scoring", "values_of"]
+__all__ = [
+    "REWARDS",
+    "Part",
+    "Reward",
+    "Scoring",
+    "faults",
+    "function_names",
+    "scoring",
+    "values_of",
+]
 
 Reward = Callable[..., float | None]
 
 _THOUGHT = re.compile(r"\s*<think>(?:(?!</?think>).)+</think>(?:(?!</?think>).)+", re.DOTALL)
-_TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))  # minimum recall, reward
+_TIERS = (
+    (0.7, 5.0),
+    (0.5, 4.0),
+    (0.4, 3.0),
+    (0.3, 1.0),
+    (0.1, 0.5),
+    (0.05, 0.1),
+)  # minimum recall, reward
 
 
 def format(outcome: Outcome, think: bool = False) -> float:
@@ -43,7 +59,9 @@ def format(outcome: Outcome, think: bool = False) -> float:
     With ``think``, the completion must also be one ``<think>...</think>`` followed by text. If a parse error ends the
     program, the sample gets the recipe's ``unparsed_reward`` instead of 0.
     """
-    return float(bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None))
+    return float(
+        bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None)
+    )
 
 
 def steps(outcome: Outcome) -> float:
@@ -58,7 +76,11 @@ def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
     the part `format` and the recipe's ``unparsed_reward``.
     """
     value = of_ranking(ranking.recall)(outcome, k)
-    return None if value is None else next((reward for least, reward in _TIERS if value >= least), -3.5)
+    return (
+        None
+        if value is None
+        else next((reward for least, reward in _TIERS if value >= least), -3.5)
+    )
 
 
 def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
@@ -72,9 +94,15 @@ def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
     gold, known = set(task.gold), set(task.gold_ids(outcome.doc_ids))
     if not gold:
         return None
-    new = [[doc_id for doc_id in task.gold_ids(ids[:depth]) if doc_id not in known] for ids in outcome.deep]
+    new = [
+        [doc_id for doc_id in task.gold_ids(ids[:depth]) if doc_id not in known]
+        for ids in outcome.deep
+    ]
     places = [{doc_id: place for place, doc_id in enumerate(ids, 1)} for ids in new]
-    left = [min((of[one] for of in places if one in of), default=math.inf) for one in sorted(gold - known)]
+    left = [
+        min((of[one] for of in places if one in of), default=math.inf)
+        for one in sorted(gold - known)
+    ]
     return (len(gold & known) + sum(1 / (1 + math.log2(1 + place)) for place in left)) / len(gold)
 
 
@@ -96,7 +124,9 @@ REWARDS: dict[str, Reward] = {
 }
 """Rewards by name in recipes, samples, summaries and reports."""
 
-_RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})  # names of other fields of a sample
+_RESERVED = frozenset(
+    {"final", "step", "return", "sampled", "q", "logp"}
+)  # names of other fields of a sample
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
@@ -117,7 +147,9 @@ class Part:
     @property
     def source(self) -> str | None:
         """Name of a user's function; None for leret's rewards."""
-        return self.function if isinstance(self.function, str) and is_function(self.function) else None
+        return (
+            self.function if isinstance(self.function, str) and is_function(self.function) else None
+        )
 
     @cached_property
     def bound(self) -> Reward:
@@ -130,7 +162,9 @@ class Part:
         else:
             base, at, cutoff = self.function.partition("@")
             settings |= {"k": int(cutoff)} if re.fullmatch("[1-9][0-9]*", cutoff) else {}
-            if base not in REWARDS or (at and not ("k" in settings and "k" in settings_of(REWARDS[base]))):
+            if base not in REWARDS or (
+                at and not ("k" in settings and "k" in settings_of(REWARDS[base]))
+            ):
                 advice = "add a cut-off to ranking measures (recall@10), or name your own as FILE.py:function"
                 available = f"available: {', '.join(REWARDS)}; {advice}"
                 near = nearest(base, REWARDS)
@@ -142,16 +176,22 @@ class Part:
             known = [*settings_of(function), *PartSettings.model_fields]
             unknown = next((name for name in settings if name not in known), "")
             if unknown and (hint := nearest(unknown, known)):
-                raise ConfigError(f"{place.replace(': ', '.')}{unknown}: unknown key{hint}") from error
+                raise ConfigError(
+                    f"{place.replace(': ', '.')}{unknown}: unknown key{hint}"
+                ) from error
             available = ", ".join(settings_of(function)) or "none"
-            raise ConfigError(f"{place}{self.function}: {error}; available settings: {available}") from error
+            raise ConfigError(
+                f"{place}{self.function}: {error}; available settings: {available}"
+            ) from error
         return partial(function, **settings) if settings else function
 
     @property
     def depth(self) -> int:
         """Depth that `Outcome.deep` must have: the parameter ``depth``, or 0 if the function has no such parameter."""
         parameter = inspect.signature(self.bound).parameters.get("depth")
-        return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
+        return (
+            parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
+        )
 
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the value; None if the part does not apply. ConfigError if it fails or the value is not finite."""
@@ -160,8 +200,12 @@ class Part:
             value: Any = function(outcome)
             number = math.nan if value is None else float(value)
         except USER_ERRORS as error:
-            advice = "fix the function; it should return a finite number, or None if it does not apply"
-            raise ConfigError(f"reward {self.name} failed for {question}: {raised(error)}; {advice}") from error
+            advice = (
+                "fix the function; it should return a finite number, or None if it does not apply"
+            )
+            raise ConfigError(
+                f"reward {self.name} failed for {question}: {raised(error)}; {advice}"
+            ) from error
         if value is None:
             return None
         if isinstance(value, str) or not abs(number) < _TOO_LARGE:
@@ -182,7 +226,9 @@ class Scoring:
 
     parts: Mapping[str, Part]
     mixer: str = "weights"
-    unparsed_reward: float | None = None  # reward if the completion does not parse; None drops the sample
+    unparsed_reward: float | None = (
+        None  # reward if the completion does not parse; None drops the sample
+    )
 
     @property
     def needs_group(self) -> bool:
@@ -197,7 +243,9 @@ class Scoring:
     @property
     def reads_texts(self) -> bool:
         """True if a part may read the texts of the passages."""
-        return self.calls_users or any(part.function == likelihood.NAME for part in self.parts.values())
+        return self.calls_users or any(
+            part.function == likelihood.NAME for part in self.parts.values()
+        )
 
     def __call__(self, outcome: Outcome) -> float | None:
         return self.alone(self.values(outcome))
@@ -217,13 +265,19 @@ class Scoring:
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
         """Return one reward per sample of a group, from the parts' values; None if no part applies to it."""
         if factors := [part.name for part in self.parts.values() if part.factor]:
-            others = Scoring({name: part for name, part in self.parts.items() if not part.factor}, self.mixer)
+            others = Scoring(
+                {name: part for name, part in self.parts.items() if not part.factor}, self.mixer
+            )
             scales = [math.prod(values.get(name, 1.0) for name in factors) for values in group]
             mixed_others = zip(others.mix(group), scales, strict=True)
             return [None if reward is None else reward * scale for reward, scale in mixed_others]
-        if len(self.parts) == 1 and self.mixer == "weights":  # 20 times as fast as a matrix of one column
+        if (
+            len(self.parts) == 1 and self.mixer == "weights"
+        ):  # 20 times as fast as a matrix of one column
             [part] = self.parts.values()
-            return [part.weight * values[part.name] if part.name in values else None for values in group]
+            return [
+                part.weight * values[part.name] if part.name in values else None for values in group
+            ]
         rows = [[values.get(name, np.nan) for name in self.parts] for values in group]
         weights = np.array([part.weight for part in self.parts.values()])
         mixed = mix(self.mixer, np.array(rows, dtype=float), weights)
@@ -266,7 +320,10 @@ def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     if isinstance(spec, RewardSettings):
         place = f"{key}.parts" if key else "parts"
         parts = spec.parts.items()
-        return [Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}", p.factor) for name, p in parts]
+        return [
+            Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}", p.factor)
+            for name, p in parts
+        ]
     if isinstance(spec, str):
         return [Part(Path(spec).name if is_function(spec) else spec, spec, place=key)]
     return [Part(key, spec)]
@@ -291,9 +348,13 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
     if all(part.factor for part in spec.parts.values()):
         problems.append(f"{place}parts: all parts are factors; add a part to multiply")
     if spec.mixer not in MIXERS:
-        problems.append(f"{place}mixer: unknown mixer {spec.mixer!r}; available: {', '.join(MIXERS)}")
+        problems.append(
+            f"{place}mixer: unknown mixer {spec.mixer!r}; available: {', '.join(MIXERS)}"
+        )
     if spec.mixer == "uniform" and any(part.weight != 1 for part in spec.parts.values()):
-        problems.append(f"{place}mixer: uniform ignores weights; remove the weights, or use mixer weights")
+        problems.append(
+            f"{place}mixer: uniform ignores weights; remove the weights, or use mixer weights"
+        )
     return problems
 
 

@@ -72,7 +72,8 @@ def parlai_token_f1(answer: str, reference: str) -> float:
     0.75
     """
     words, reference_words = (
-        _ARTICLES.sub(" ", text.lower().translate(_TO_SPACES)).split() for text in (answer, reference)
+        _ARTICLES.sub(" ", text.lower().translate(_TO_SPACES)).split()
+        for text in (answer, reference)
     )
     n_common = (Counter(words) & Counter(reference_words)).total()
     return 2 * n_common / (len(words) + len(reference_words)) if n_common else 0.0
@@ -110,7 +111,9 @@ def _fields(prediction: Any) -> dict[str, Any]:
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:
     """Return 1 if the answer equals a reference after normalisation, else 0."""
-    return _best(outcome, field, lambda answer, reference: float(normalised(answer) == normalised(reference)))
+    return _best(
+        outcome, field, lambda answer, reference: float(normalised(answer) == normalised(reference))
+    )
 
 
 def f1(outcome: Outcome, field: str | None = None) -> float | None:
@@ -131,7 +134,11 @@ def parlai_f1(outcome: Outcome, field: str | None = None) -> float | None:
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
     """Return 1 if the answer has the same words as a reference in the same order, ignoring case and commas, else 0."""
     words = re.compile(r"\w+").findall
-    return _best(outcome, field, lambda answer, reference: float(words(answer.lower()) == words(reference.lower())))
+    return _best(
+        outcome,
+        field,
+        lambda answer, reference: float(words(answer.lower()) == words(reference.lower())),
+    )
 
 
 def verdict(outcome: Outcome, field: str | None = None) -> float | None:
@@ -140,18 +147,28 @@ def verdict(outcome: Outcome, field: str | None = None) -> float | None:
     The verdicts are HoVer's two. The labels of FEVER and SciFact, and true, false, yes and no, count as one of them.
     """
     answer = answer_of(outcome, field)
-    texts = (re.sub("n['’]t", " not", text.lower()) for text in (answer or "", *outcome.task.answers))
+    texts = (
+        re.sub("n['’]t", " not", text.lower()) for text in (answer or "", *outcome.task.answers)
+    )
     text, *references = (re.sub(r"[\W_]+", " ", text).strip() for text in texts)
-    known = {match[1] is None for reference in references if (match := _VERDICT.fullmatch(reference))}
+    known = {
+        match[1] is None for reference in references if (match := _VERDICT.fullmatch(reference))
+    }
     stated = _VERDICT.search(text)
-    return None if answer is None or not known else float(stated is not None and (stated[1] is None) in known)
+    return (
+        None
+        if answer is None or not known
+        else float(stated is not None and (stated[1] is None) in known)
+    )
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
     """Return the reward function for F of ``rouge1``, ``rouge2`` or ``rougeL``; its setting ``stem`` compares stems."""
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
-        return _best(outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure))
+        return _best(
+            outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure)
+        )
 
     return value
 
@@ -161,7 +178,9 @@ def bleu(outcome: Outcome, field: str | None = None) -> float | None:
 
     def score(answer: str, references: Sequence[str]) -> float:
         library = import_optional("sacrebleu", "sacrebleu", "answers")
-        return min(1.0, float(library.sentence_bleu(answer, list(references)).score) / 100)  # may be 100.00000000000004
+        return min(
+            1.0, float(library.sentence_bleu(answer, list(references)).score) / 100
+        )  # may be 100.00000000000004
 
     return _scored(outcome, field, score)
 
@@ -216,11 +235,19 @@ def distinct(n: int) -> Callable[..., float | None]:
     return value
 
 
-def _best(outcome: Outcome, field: str | None, compare: Callable[[str, str], float]) -> float | None:
-    return _scored(outcome, field, lambda a, references: max(compare(a, r) for r in references) if a.strip() else 0.0)
+def _best(
+    outcome: Outcome, field: str | None, compare: Callable[[str, str], float]
+) -> float | None:
+    return _scored(
+        outcome,
+        field,
+        lambda a, references: max(compare(a, r) for r in references) if a.strip() else 0.0,
+    )
 
 
-def _scored(outcome: Outcome, field: str | None, score: Callable[[str, Sequence[str]], float]) -> float | None:
+def _scored(
+    outcome: Outcome, field: str | None, score: Callable[[str, Sequence[str]], float]
+) -> float | None:
     answer, references = answer_of(outcome, field), outcome.task.answers
     return None if answer is None or not references else score(answer, references)
 
@@ -233,7 +260,9 @@ def _rouge_scorer(kind: str, stem: bool) -> Any:
 
 @lru_cache(maxsize=4096)
 def _embeddings(model: str, texts: Sequence[str]) -> list[list[float]]:
-    vectors: list[list[float]] = _encoder(model).encode(list(texts), normalize_embeddings=True).tolist()
+    vectors: list[list[float]] = (
+        _encoder(model).encode(list(texts), normalize_embeddings=True).tolist()
+    )
     return vectors
 
 
@@ -244,7 +273,9 @@ def _encoder(model: str) -> Any:
     try:
         return library.SentenceTransformer(path, device="cpu")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"similarity: model {model!r} cannot be loaded ({error}); choose another model") from error
+        raise ConfigError(
+            f"similarity: model {model!r} cannot be loaded ({error}); choose another model"
+        ) from error
 
 
 ANSWERS: Mapping[str, Callable[..., float | None]] = {

@@ -35,7 +35,9 @@ def uniform(parts: Array, scale: Array) -> Array:
 def std(parts: Array, scale: Array) -> Array:
     """Return the mean of the parts, each weighted by its standard deviation in the group."""
     deviations = (parts * scale).std(axis=0)
-    mean: Array = np.average(parts * scale, axis=1, weights=deviations if deviations.sum() > _EPS else None)
+    mean: Array = np.average(
+        parts * scale, axis=1, weights=deviations if deviations.sum() > _EPS else None
+    )
     return mean
 
 
@@ -58,7 +60,9 @@ def pca(parts: Array, scale: Array) -> Array:
 def l2(parts: Array, scale: Array) -> Array:
     """Return the L2 norm of a sample's positive parts minus the L2 norm of its negative parts."""
     known = np.nan_to_num(parts * scale, nan=0.0)
-    norm: Array = np.linalg.norm(np.maximum(known, 0), axis=1) - np.linalg.norm(np.minimum(known, 0), axis=1)
+    norm: Array = np.linalg.norm(np.maximum(known, 0), axis=1) - np.linalg.norm(
+        np.minimum(known, 0), axis=1
+    )
     return norm
 
 
@@ -68,7 +72,9 @@ def normalize_then_sum(parts: Array, scale: Array) -> Array:
     Source: GDPO (arXiv 2601.05242).
     """
     deviations = parts.std(axis=0)
-    total: Array = (parts - parts.mean(axis=0)) / np.where(deviations > _EPS, deviations, np.inf) @ scale
+    total: Array = (
+        (parts - parts.mean(axis=0)) / np.where(deviations > _EPS, deviations, np.inf) @ scale
+    )
     return total
 
 

@@ -38,7 +38,10 @@ class CorpusMeasure(NamedTuple):
 def bleu_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
     """Return sacrebleu's counts: correct n-grams, all n-grams (n from 1 to 4), length, and reference length."""
     library = import_optional("sacrebleu", "sacrebleu", "answers")
-    scores = [library.corpus_bleu([a], [[one] for one in refs]) for a, refs in zip(answers, references, strict=True)]
+    scores = [
+        library.corpus_bleu([a], [[one] for one in refs])
+        for a, refs in zip(answers, references, strict=True)
+    ]
     rows = [[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in scores]
     return np.array(rows, dtype=float).reshape(len(rows), 2 * _ORDERS + 2)
 
@@ -60,7 +63,9 @@ def length_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
 def word_counts(answer: str, references: Sequence[str]) -> tuple[int, int]:
     """Return the words of an answer, and of the reference with the closest length (the shorter one if two tie)."""
     n = len(answer.split())
-    return n, min((len(reference.split()) for reference in references), key=lambda m: (abs(m - n), m))
+    return n, min(
+        (len(reference.split()) for reference in references), key=lambda m: (abs(m - n), m)
+    )
 
 
 def distinct_rows(n: int) -> Rows:

@@ -26,14 +26,24 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
         if path := source_of(name):
             stages.forget_changed(path)
         in_file = where.endswith(".py")
-        module = stages.run_file(Path(where), "leret_reward_") if in_file else importlib.import_module(where)
+        module = (
+            stages.run_file(Path(where), "leret_reward_")
+            if in_file
+            else importlib.import_module(where)
+        )
     except USER_ERRORS as error:
         advice = "fix it, or name the reward as FILE.py:function or module:function"
         raise ConfigError(f"{place}{where} cannot be loaded: {raised(error)}; {advice}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        others = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise ConfigError(f"{place}{where} has no function {attribute!r}; available: {', '.join(others) or 'none'}")
+        others = [
+            n
+            for n, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
+        raise ConfigError(
+            f"{place}{where} has no function {attribute!r}; available: {', '.join(others) or 'none'}"
+        )
     return cast("Callable[..., Any]", function)
 
 

@@ -17,7 +17,9 @@ from leret.core.types import Outcome, Passage, Task
 NAME = "answer_likelihood"
 
 
-def answer_likelihood(outcome: Outcome, model: str, passages: int = 6, words: int = 100) -> float | None:
+def answer_likelihood(
+    outcome: Outcome, model: str, passages: int = 6, words: int = 100
+) -> float | None:
     """Return the geometric mean probability of the tokens of the likeliest reference answer.
 
     ``model`` is a causal LM: a directory (such as the policy's, with its weights from before training) or a name on the
@@ -52,10 +54,16 @@ def mean_logprobs(model: str, lines: Sequence[str], answers: Sequence[str]) -> l
     tokenizer, network = _reader(model)
     means = []
     for answer in answers:
-        target = tokenizer.encode(answer if tokenizer.chat_template else f" {answer}", add_special_tokens=False)
+        target = tokenizer.encode(
+            answer if tokenizer.chat_template else f" {answer}", add_special_tokens=False
+        )
         limit = getattr(network.config, "max_position_embeddings", None) or math.inf
         n = len(lines) - 2  # passages that fit
-        while len(prompt := _prompt(tokenizer, "\n".join([*lines[:n], *lines[-2:]]))) + len(target) > limit and n:
+        while (
+            len(prompt := _prompt(tokenizer, "\n".join([*lines[:n], *lines[-2:]]))) + len(target)
+            > limit
+            and n
+        ):
             n -= 1
         with torch.inference_mode():
             logits = network(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
@@ -76,10 +84,16 @@ def _prompt(tokenizer: Any, text: str) -> list[int]:
 def _reader(model: str) -> tuple[Any, Any]:
     library = import_optional("transformers", "transformers", "train")
     if model in SCOPES or model == MINILM:
-        raise ConfigError(f"{NAME}: model {model!r} cannot answer questions; choose an LM that answers them")
+        raise ConfigError(
+            f"{NAME}: model {model!r} cannot answer questions; choose an LM that answers them"
+        )
     directory = policy_path(model) if model in POLICIES else model
     try:
-        network = library.AutoModelForCausalLM.from_pretrained(directory, use_safetensors=True, dtype="float32")
+        network = library.AutoModelForCausalLM.from_pretrained(
+            directory, use_safetensors=True, dtype="float32"
+        )
         return library.AutoTokenizer.from_pretrained(directory), network.eval()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{NAME}: model {model!r} cannot be loaded ({error}); choose another model") from error
+        raise ConfigError(
+            f"{NAME}: model {model!r} cannot be loaded ({error}); choose another model"
+        ) from error

@@ -10,7 +10,15 @@ from leret.core.types import Outcome, Passage, Task
 from leret.rewards import Scoring
 
 UNPROVEN = frozenset(
-    {"similarity", "answer_likelihood", "verdict", "length_ratio", "corpus_length_ratio", "distinct1", "distinct2"}
+    {
+        "similarity",
+        "answer_likelihood",
+        "verdict",
+        "length_ratio",
+        "corpus_length_ratio",
+        "distinct1",
+        "distinct2",
+    }
 )
 """Rewards that need a model or a claim, or for which a higher value is not always better."""
 
@@ -18,18 +26,34 @@ _ANSWER = "in the hills above Los Angeles"
 
 
 def _ranking(*doc_ids: str) -> tuple[Passage, ...]:
-    return tuple(Passage(d, f"Title of {d}", f"The text of document {d}.", 9.0 - n) for n, d in enumerate(doc_ids))
+    return tuple(
+        Passage(d, f"Title of {d}", f"The text of document {d}.", 9.0 - n)
+        for n, d in enumerate(doc_ids)
+    )
 
 
 GOLD = Outcome(
-    Task("gold", {"question": "Where was the film shot?"}, gold=("g1", "g2"), answers=(_ANSWER,), hops=2),
+    Task(
+        "gold",
+        {"question": "Where was the film shot?"},
+        gold=("g1", "g2"),
+        answers=(_ANSWER,),
+        hops=2,
+    ),
     "<think>The film first.</think> where the film was shot",
     {"query": "where the film was shot"},
     _ranking("g1", "g2"),
     {"answer": _ANSWER},
 )
 
-WORST = replace(GOLD, text="", outputs={}, ranking=_ranking("x1", "x2"), prediction={"answer": "unknown"}, n_steps=6)
+WORST = replace(
+    GOLD,
+    text="",
+    outputs={},
+    ranking=_ranking("x1", "x2"),
+    prediction={"answer": "unknown"},
+    n_steps=6,
+)
 
 WORSE: Mapping[str, Outcome] = {
     "no gold document found": replace(GOLD, ranking=_ranking("x1", "x2")),
@@ -59,7 +83,13 @@ def prove(name: str, scoring: Scoring) -> Proof:
     if gold is None:
         return Proof(name, gold, worst, ("the gold outcome gets no value (None)",))
     values = {name: scoring(outcome) for name, outcome in WORSE.items()}
-    faults = [f"{name} gets {value:g}" for name, value in values.items() if value is not None and value > gold]
+    faults = [
+        f"{name} gets {value:g}"
+        for name, value in values.items()
+        if value is not None and value > gold
+    ]
     if worst is None or worst >= gold:
         faults.append("but a completely wrong outcome does not get less")
-    return Proof(name, gold, worst, tuple(f"the gold outcome gets {gold:g}, {fault}" for fault in faults))
+    return Proof(
+        name, gold, worst, tuple(f"the gold outcome gets {gold:g}, {fault}" for fault in faults)
+    )

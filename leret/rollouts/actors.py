@@ -17,7 +17,9 @@ from leret.rewards import Scoring, scoring
 class Actor(Protocol):
     """Answers the LM calls of a program with a policy or a rule."""
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]: ...
+    async def act(
+        self, task: Task, need: NeedsCompletion, step: int, index: int
+    ) -> tuple[LMCall, Step]: ...
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,19 @@ class Decoding:
 
     def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
         """Return a request for one completion, with a seed derived from ``seed`` and ``parts``."""
-        seeds, max_tokens = (seed_of(self.seed, *parts),), self.limits.get(need.predictor, self.max_tokens)
+        seeds, max_tokens = (
+            (seed_of(self.seed, *parts),),
+            self.limits.get(need.predictor, self.max_tokens),
+        )
         return Request(
-            messages, seeds, self.temperature, max_tokens, self.top_p, need.stop, need.choice, need.predictor
+            messages,
+            seeds,
+            self.temperature,
+            max_tokens,
+            self.top_p,
+            need.stop,
+            need.choice,
+            need.predictor,
         )
 
 
@@ -47,7 +59,9 @@ class PolicyActor:
     decoding: Decoding
     prompt: Prompt = ZERO_SHOT
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+    async def act(
+        self, task: Task, need: NeedsCompletion, step: int, index: int
+    ) -> tuple[LMCall, Step]:
         messages = self.formatter.messages(need, self.prompt)
         request = self.decoding.request(need, messages, task.id, step, self.prompt.digest, index)
         [completion] = await self.policy.complete(request)
@@ -55,7 +69,9 @@ class PolicyActor:
         outputs = None if isinstance(answer.outputs, Exception) else (answer.outputs or [{}])[0]
         sent = messages if value is None else ()
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
-        return LMCall(need.predictor, need.inputs, sent, completion.text, outputs, value, n_tokens), answer
+        return LMCall(
+            need.predictor, need.inputs, sent, completion.text, outputs, value, n_tokens
+        ), answer
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,10 @@ class Crediting:
 
     @property
     def functions(self) -> dict[str, Reward]:
-        return {**self.step.parts, **{name: one for name, one in REPORTED.items() if name not in self.step.parts}}
+        return {
+            **self.step.parts,
+            **{name: one for name, one in REPORTED.items() if name not in self.step.parts},
+        }
 
     @property
     def needs_group(self) -> bool:
@@ -62,7 +65,10 @@ class Crediting:
     def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
         rewards = self.mixed([sample.components for sample in group], credit, group[0].task_id)
         pairs = zip(group, rewards, strict=True)
-        return [replace(sample, reward=reward, components=components) for sample, (reward, components) in pairs]
+        return [
+            replace(sample, reward=reward, components=components)
+            for sample, (reward, components) in pairs
+        ]
 
     def mixed(
         self, group: Sequence[Mapping[str, float]], credit: str, question_id: str
@@ -72,9 +78,15 @@ class Crediting:
         if credit == "return":
             return [(one["return"], one) for one in values]
         if credit != "step" and self.final is not None and len(self.final.parts) > 1:
-            named = [{n.removeprefix(PREFIX): v for n, v in one.items() if n.startswith(PREFIX)} for one in values]
+            named = [
+                {n.removeprefix(PREFIX): v for n, v in one.items() if n.startswith(PREFIX)}
+                for one in values
+            ]
             finals = self.final.mix(named)
-            values = [one | ({} if f is None else {"final": f}) for one, f in zip(values, finals, strict=True)]
+            values = [
+                one | ({} if f is None else {"final": f})
+                for one, f in zip(values, finals, strict=True)
+            ]
         steps = self.step.mix(values) if credit != "final" else [None] * len(values)
         weight, rewards = self.final_weight, list[tuple[float, dict[str, float]]]()
         for one, step in zip(values, steps, strict=True):
@@ -86,7 +98,9 @@ class Crediting:
             elif step is not None and final is not None:
                 rewards.append((weight * final + (1 - weight) * step, {**one, "step": step}))
             else:
-                raise self._without_value(self.final if step is not None and self.final else self.step, question_id)
+                raise self._without_value(
+                    self.final if step is not None and self.final else self.step, question_id
+                )
         return rewards
 
     @staticmethod
@@ -109,17 +123,27 @@ def credit_of(sample: Sample) -> str:
     """Return the credit of a rewarded sample: step, final, both or return."""
     if "return" in sample.components:
         return "return"
-    return "step" if "final" not in sample.components else "both" if "step" in sample.components else "final"
+    return (
+        "step"
+        if "final" not in sample.components
+        else "both"
+        if "step" in sample.components
+        else "final"
+    )
 
 
-def training_rewards(samples: Sequence[Sample], unparsed_reward: float | None) -> list[tuple[Sample, float]]:
+def training_rewards(
+    samples: Sequence[Sample], unparsed_reward: float | None
+) -> list[tuple[Sample, float]]:
     """Return a group's samples for training with their rewards: those with a reward, and unparsed completions.
 
     If ``unparsed_reward`` is None, unparsed completions get the lowest reward in the group, but at most 0.
     """
     known = [sample.reward for sample in samples if sample.reward is not None]
     least = min([0.0, *known]) if unparsed_reward is None else unparsed_reward
-    valid = [one for one in samples if one.is_sampled and (one.reward is not None or one.is_unparsed)]
+    valid = [
+        one for one in samples if one.is_sampled and (one.reward is not None or one.is_unparsed)
+    ]
     return [(one, least if one.reward is None else one.reward) for one in valid]
 
 
@@ -127,4 +151,7 @@ def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | Non
     """Give unparsed completions the reward ``unparsed_reward`` but keep their failures; None changes no sample."""
     if unparsed_reward is None:
         return list(samples)
-    return [replace(sample, reward=unparsed_reward) if sample.is_unparsed else sample for sample in samples]
+    return [
+        replace(sample, reward=unparsed_reward) if sample.is_unparsed else sample
+        for sample in samples
+    ]

@@ -53,7 +53,9 @@ class Environment:
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
 
-    def __init__(self, recipe: SamplingRecipe, cache: Path, progress: Progress | None = None) -> None:
+    def __init__(
+        self, recipe: SamplingRecipe, cache: Path, progress: Progress | None = None
+    ) -> None:
         self.recipe = recipe
         self.cache = cache
         self.progress = progress
@@ -67,16 +69,26 @@ class Environment:
         recipe = sampling_recipe_of(run)
         models = run.manifest.rounds[-1].get("models") if latest and run.manifest.rounds else None
         if models:
-            new = {key: one.model_copy(update={"model": models[key]}) for key, one in recipe.by_predictor.items()}
+            new = {
+                key: one.model_copy(update={"model": models[key]})
+                for key, one in recipe.by_predictor.items()
+            }
             recipe = recipe.model_copy(update={"policy": new.pop(""), "policies": new})
         return cls(recipe, run.cache)
 
     def tasks(
-        self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True
+        self,
+        split: str | None = None,
+        limit: int | None = None,
+        part: str | None = None,
+        *,
+        check: bool = True,
     ) -> list[Task]:
         """Read the tasks of a split (default: the recipe's); ``check`` rejects gold ids missing from the corpus."""
         data = self.recipe.data
-        chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
+        chosen = data.model_copy(
+            update={"split": split or data.split, "limit": limit, "part": part}
+        )
         corpus = self.corpus if self._has_corpus and (check or data.gold == "parent") else None
         loaded = load_tasks(chosen, corpus, None if corpus is None else corpus.parents)
         if UNSPLIT in loaded.skipped and self._has_corpus:
@@ -124,7 +136,11 @@ class Environment:
         settings = self.recipe.retriever
         source = self.source
         return load_program(
-            source.path, source.name, source.arguments, k=settings.k, exclude_seen=settings.exclude_seen
+            source.path,
+            source.name,
+            source.arguments,
+            k=settings.k,
+            exclude_seen=settings.exclude_seen,
         )
 
     def check_policies(self, policies: Collection[str]) -> None:
@@ -137,7 +153,9 @@ class Environment:
     def policies(self, policy: Policy, predictors: Collection[str] | None) -> Policy:
         """Return the policies for training: ``policy`` for ``predictors``, the recipe's for all other predictors."""
         settings = by_predictor(self.recipe.policy, self.recipe.policies, None, predictors)
-        return combine_policies({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
+        return combine_policies(
+            {name: policy if one is None else shared_policy(one) for name, one in settings.items()}
+        )
 
     def notes(self) -> list[str]:
         """Return `data_notes`, and a note on ``k`` if the program and the recipe set different values."""
@@ -179,7 +197,9 @@ class Environment:
 
     @property
     def reward_digest(self) -> str | None:
-        return sources_digest(name for spec in self.recipe.sampling.rewards for name in function_names(spec))
+        return sources_digest(
+            name for spec in self.recipe.sampling.rewards for name in function_names(spec)
+        )
 
     def close(self) -> None:
         close = getattr(self.__dict__.get("retriever"), "close", None)
@@ -197,7 +217,11 @@ def questions_digest(questions: Sequence[Task]) -> str:
     """Return a digest of the questions and their labels (answers only of questions without gold documents)."""
 
     def labels(task: Task) -> list[Any]:
-        return [list(task.gold), *([task.relevance] if task.relevance else []), *([] if task.gold else [task.answers])]
+        return [
+            list(task.gold),
+            *([task.relevance] if task.relevance else []),
+            *([] if task.gold else [task.answers]),
+        ]
 
     return digest([[task.id, task.text, *labels(task)] for task in questions])
 
@@ -245,7 +269,13 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
     }
     for name, current in digests.items():
         if name in known and (reward or name != "reward"):
-            check_resumable(run.path, {"digest": {name: known[name]}}, {"digest": {name: current()}}, (), _OTHERWISE)
+            check_resumable(
+                run.path,
+                {"digest": {name: known[name]}},
+                {"digest": {name: current()}},
+                (),
+                _OTHERWISE,
+            )
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:

@@ -22,10 +22,13 @@ def completion_facts(
     lengths = [len(one.token_ids) for one in written if one.token_ids]  # picks have none
     facts = {"completions/mean_length": sum(lengths) / len(lengths)} if lengths else {}
     facts |= {
-        "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
+        "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written)
+        / max(1, len(written)),
         "num_samples": float(len(completed)),
         "num_completions": float(len(completions)),  # continuations included
-        "num_completion_tokens": float(sum(len(one.token_ids or ()) for _, one in completions.values())),
+        "num_completion_tokens": float(
+            sum(len(one.token_ids or ()) for _, one in completions.values())
+        ),
     }
     return facts | ({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {})
 
@@ -40,7 +43,10 @@ def reward_percentiles(rewards: Tensor) -> dict[str, float]:
 
 def distinct(groups: Sequence[Group]) -> float:
     """Return the fraction of distinct completions per state, averaged over the states with several completions."""
-    texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
+    texts = [
+        [sample.completion for sample in samples if sample.completion is not None]
+        for _, samples in groups
+    ]
     shares = [len(set(group)) / len(group) for group in texts if len(group) > 1]
     return sum(shares) / len(shares) if shares else 1.0
 
@@ -55,7 +61,12 @@ def word_facts(groups: Sequence[Group], tasks: Sequence[Task], replies: bool) ->
     answers = {task.id: [len(answer.split()) for answer in task.answers] for task in tasks}
     written = [[one for one in group if one.completion and one.is_sampled] for _, group in groups]
     samples = [sample for group in written for sample in group]
-    words = [word for group in written for one in group[:1] for word in (one.completion or "").lower().split()]
+    words = [
+        word
+        for group in written
+        for one in group[:1]
+        for word in (one.completion or "").lower().split()
+    ]
     facts = {"completions/distinct_1": len(set(words)) / len(words)} if words else {}
     n_written = n_expected = 0
     for sample in samples if replies else ():

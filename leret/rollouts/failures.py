@@ -99,17 +99,29 @@ class SamplingStats:
             self.last_failure = failure
 
 
-def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
+def refuse_failures(
+    stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False
+) -> None:
     """Raise an error if too many samples failed or do not parse, or if none has a reward at the ``last`` check."""
     n_failed, n_samples = stats.n_failed, stats.samples
     if stats.last_unparsed is not None and n_samples >= _MIN_SAMPLES:
-        refuse_unparsed([stats.last_unparsed], stats.failures["parse"], n_samples, max_unparsed_rate)
+        refuse_unparsed(
+            [stats.last_unparsed], stats.failures["parse"], n_samples, max_unparsed_rate
+        )
     too_many = n_samples >= _MIN_SAMPLES and n_failed > max_error_rate * n_samples
     nothing = last and n_failed > 0 and stats.n_rewarded == 0
     if stats.last_failure is None or not (too_many or nothing):
         return
-    limit = f"more than sampling.max_error_rate = {max_error_rate:g} allows" if too_many else "and no rewards"
-    again = "name a new run directory" if stats.last_failure.kind == "prompt" else "run the same command again"
+    limit = (
+        f"more than sampling.max_error_rate = {max_error_rate:g} allows"
+        if too_many
+        else "and no rewards"
+    )
+    again = (
+        "name a new run directory"
+        if stats.last_failure.kind == "prompt"
+        else "run the same command again"
+    )
     error = BOUNDARIES.get(stats.last_failure.kind, PolicyError)(
         f"{n_failed} failures in {n_samples} samples, {limit}; last failure: {stats.last_failure.message}. "
         f"Finished samples are kept; fix the cause and {again}"
@@ -117,7 +129,9 @@ def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_ra
     raise error if isinstance(error, ProgramError) else error.failed()
 
 
-def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
+def refuse_unparsed(
+    failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float
+) -> None:
     """Raise an error if too many completions do not parse; from 5 to 49, only if none parses; below 5, never."""
     enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:

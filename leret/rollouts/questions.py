@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 async def sample_question(
-    runner: ProgramRunner, sampler: StateSampler, plan: SamplingPlan, start: Point, unparsed_reward: float | None
+    runner: ProgramRunner,
+    sampler: StateSampler,
+    plan: SamplingPlan,
+    start: Point,
+    unparsed_reward: float | None,
 ) -> list[tuple[State, list[Sample]]]:
     """Run a task to its end ``plan.n_samples`` times from its first state, and return all turns, grouped by state.
 
@@ -27,12 +31,21 @@ async def sample_question(
     0 or the question's lowest reward, whichever is lower). If an outage ends a rollout, its turns have no reward.
     """
     assert plan.final is not None
-    walks = [started(sampler.run_on(start, "rollout", start.task.id, index)) for index in range(plan.n_samples)]
+    walks = [
+        started(sampler.run_on(start, "rollout", start.task.id, index))
+        for index in range(plan.n_samples)
+    ]
     await sampler.walks.wait(walks)
     paths = [await one for one in walks]
-    parts = {i: await sampler.end_values(p) for i, p in enumerate(paths) if p.error is None and not p.end.unparsed}
+    parts = {
+        i: await sampler.end_values(p)
+        for i, p in enumerate(paths)
+        if p.error is None and not p.end.unparsed
+    }
     mixed = plan.final.mix([*parts.values()]) if parts else []
-    rewards = {index: reward for index, reward in zip(parts, mixed, strict=True) if reward is not None}
+    rewards = {
+        index: reward for index, reward in zip(parts, mixed, strict=True) if reward is not None
+    }
     least = min([0.0, *rewards.values()]) if unparsed_reward is None else unparsed_reward
     groups: dict[str, tuple[State, list[Sample]]] = {}
     for index, path in enumerate(paths):
@@ -44,15 +57,25 @@ async def sample_question(
 
 
 def _turns(
-    runner: ProgramRunner, plan: SamplingPlan, path: Walk, index: int, reward: float | None, parts: Mapping[str, float]
+    runner: ProgramRunner,
+    plan: SamplingPlan,
+    path: Walk,
+    index: int,
+    reward: float | None,
+    parts: Mapping[str, float],
 ) -> Iterator[tuple[State, Sample]]:
     """Yield the state and the sample of each sampled turn; a failure of the rollout is its last turn's failure."""
     steps = path.points[-1].steps
     for n, point in enumerate(path.points):
         if not isinstance(point.need, NeedsCompletion) or not plan.role_of(point.need).sampled:
             continue
-        state, text = runner.state(point.task, point.need, n), steps[n].text if n < len(steps) else None
-        seed = seed_of(plan.seed, "rollout", point.task.id, index, n)  # the seed of `StateSampler.run_on`
+        state, text = (
+            runner.state(point.task, point.need, n),
+            steps[n].text if n < len(steps) else None,
+        )
+        seed = seed_of(
+            plan.seed, "rollout", point.task.id, index, n
+        )  # the seed of `StateSampler.run_on`
         failure = path.failure if n == len(steps) else None
         if path.error is None and path.end.unparsed and n == len(steps) - 1:
             failure = unparsed(runner.formatter, point.need.predictor, text or "")

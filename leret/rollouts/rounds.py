@@ -54,7 +54,9 @@ class LivePolicy(Protocol):
     @property
     def digest(self) -> str: ...
     def renew(self, digest: str) -> None: ...
-    def complete_many(self, requests: Sequence[Request]) -> Sequence[list[Completion] | BaseException]: ...
+    def complete_many(
+        self, requests: Sequence[Request]
+    ) -> Sequence[list[Completion] | BaseException]: ...
     def close(self) -> None: ...
 
 
@@ -90,8 +92,15 @@ class Sampled:
         """Return the samples of some predictors, with states and tasks numbered from 0."""
         places = [i for i, name in enumerate(self.predictors) if name in predictors]
         rows = tensor(places, dtype=int64)
-        groups, walks = (index[rows].unique(return_inverse=True)[1] for index in (self.groups, self.walks))
-        chosen = {"rewards": self.rewards[rows], "parts": self.parts[rows], "groups": groups, "walks": walks}
+        groups, walks = (
+            index[rows].unique(return_inverse=True)[1] for index in (self.groups, self.walks)
+        )
+        chosen = {
+            "rewards": self.rewards[rows],
+            "parts": self.parts[rows],
+            "groups": groups,
+            "walks": walks,
+        }
         sequences, names = [self.sequences[i] for i in places], [self.predictors[i] for i in places]
         logps = [self.logps[i] for i in places]
         return replace(self, sequences=sequences, predictors=names, logps=logps, **chosen)
@@ -120,9 +129,15 @@ class Round:
         waiting, self._waiting = self._waiting, []
         waiting.sort(key=lambda one: (json.dumps(one[1].messages), one[1].seeds))
         for policy in dict.fromkeys(policy for policy, _, _ in waiting):
-            self._answer(policy, [(request, future) for asked, request, future in waiting if asked is policy])
+            self._answer(
+                policy, [(request, future) for asked, request, future in waiting if asked is policy]
+            )
 
-    def _answer(self, policy: LivePolicy, waiting: Sequence[tuple[Request, asyncio.Future[list[Completion]]]]) -> None:
+    def _answer(
+        self,
+        policy: LivePolicy,
+        waiting: Sequence[tuple[Request, asyncio.Future[list[Completion]]]],
+    ) -> None:
         try:
             fitting = [(*one, prompt) for one in waiting if (prompt := _read(policy, *one))]
             answers = policy.complete_many([request for request, _, _ in fitting])
@@ -135,11 +150,15 @@ class Round:
             if isinstance(answer, BaseException):  # a policy on a server returns its errors
                 future.set_exception(answer)
                 continue
-            self.completions |= {seed: (prompt, one) for seed, one in zip(request.seeds, answer, strict=True)}
+            self.completions |= {
+                seed: (prompt, one) for seed, one in zip(request.seeds, answer, strict=True)
+            }
             future.set_result(answer)
 
 
-def _read(policy: Any, request: Request, future: asyncio.Future[list[Completion]]) -> Sequence[int] | Choice | None:
+def _read(
+    policy: Any, request: Request, future: asyncio.Future[list[Completion]]
+) -> Sequence[int] | Choice | None:
     try:
         return request.choice or policy.prompt_ids(request.messages)
     except PromptTooLongError as error:
@@ -186,13 +205,23 @@ class RoundSampler:
         paths: StoredPaths | None = None,
     ) -> None:
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
-        self.temperature = recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
-        self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)
+        self.temperature = (
+            recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
+        )
+        self._environment, self._run, self._settings = (
+            environment,
+            run,
+            scored_by(environment, recipe),
+        )
         if recipe.sums_steps and self._settings.credit in {"both", "return"}:
-            raise ConfigError(f"credit: {recipe.algorithm} adds up step rewards itself; set credit to step or final")
+            raise ConfigError(
+                f"credit: {recipe.algorithm} adds up step rewards itself; set credit to step or final"
+            )
         self._scoring = scoring(self._settings.reward)
         retriever: Retriever | None = environment.retriever
-        self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program brings a retriever
+        self._searches = (
+            None if retriever is None else SearchBatcher(retriever)
+        )  # None: the program brings a retriever
         self._runner: ProgramRunner = environment.runner(self._searches)
         self._paths = paths
         self.keys: Mapping[str, Mapping[str, Any]] = {}
@@ -212,7 +241,11 @@ class RoundSampler:
 
     @property
     def _unparsed_reward(self) -> float | None:
-        return self._scoring.unparsed_reward if self.recipe.unparsed_reward is None else self.recipe.unparsed_reward
+        return (
+            self._scoring.unparsed_reward
+            if self.recipe.unparsed_reward is None
+            else self.recipe.unparsed_reward
+        )
 
     def _n_searches(self) -> float:
         return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
@@ -220,13 +253,21 @@ class RoundSampler:
     def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
         """Sample one round; LeretError if too many samples failed, or if ``last`` and no round had a reward."""
         sampled = asyncio.run(self._sample(tasks, number))
-        refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
+        refuse_failures(
+            self.stats,
+            self._environment.recipe.sampling.max_error_rate,
+            max_unparsed_rate=1.0,
+            last=last,
+        )
         return sampled
 
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
         round_ = Round()
         plan = await self._plan_of(round_, tasks, seed_of(self.recipe.seed, "round", number))
-        sampler, n_before = StateSampler(self._runner, None, plan, walks=round_.walks), self._n_searches()
+        sampler, n_before = (
+            StateSampler(self._runner, None, plan, walks=round_.walks),
+            self._n_searches(),
+        )
         rollouts = await self._roll_out(sampler, plan, tasks)
         for groups in rollouts:
             for _, samples in groups:
@@ -239,7 +280,10 @@ class RoundSampler:
         recipe, settings, sampled = self.recipe, self._settings, self._environment.recipe
         live = {name: RoundPolicy(round_, policy) for name, policy in self.policies.items()}
         first = next(iter(live.values()))
-        lm, team = sampled.policy_of(recipe.predictors), self._environment.policies(first, recipe.predictors)
+        lm, team = (
+            sampled.policy_of(recipe.predictors),
+            self._environment.policies(first, recipe.predictors),
+        )
 
         def role(need: NeedsCompletion) -> Role:
             policy = live.get(need.predictor) or live.get("")
@@ -265,13 +309,17 @@ class RoundSampler:
         self._plan = plan
         return plan
 
-    async def _roll_out(self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]) -> list[list[Group]]:
+    async def _roll_out(
+        self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]
+    ) -> list[list[Group]]:
         starts = [begin(self._runner, task, fresh=True) for task in tasks]
         walks = [started(self._walk(sampler, plan, start)) for start in starts]
         await sampler.walks.wait(walks)
         return [await one for one in walks]
 
-    async def _walk(self, sampler: StateSampler, plan: SamplingPlan, start: Awaitable[Point]) -> list[Group]:
+    async def _walk(
+        self, sampler: StateSampler, plan: SamplingPlan, start: Awaitable[Point]
+    ) -> list[Group]:
         groups: list[Group] = []
 
         async def follow(branch: Awaitable[Point]) -> list[Group]:
@@ -280,17 +328,27 @@ class RoundSampler:
         async def visit(point: Point) -> Point | None:
             assert isinstance(point.need, NeedsCompletion)
             if self.recipe.groups == "question":
-                groups.extend(await sample_question(self._runner, sampler, plan, point, self._unparsed_reward))
+                groups.extend(
+                    await sample_question(self._runner, sampler, plan, point, self._unparsed_reward)
+                )
                 return None
             state = self._runner.state(point.task, point.need, len(point.steps), point.parent)
-            if self.recipe.branches and point.need.choice is not None and plan.role_of(point.need).sampled:
-                groups.extend(await sample_tree(sampler, point, state, follow, self._unparsed_reward))
+            if (
+                self.recipe.branches
+                and point.need.choice is not None
+                and plan.role_of(point.need).sampled
+            ):
+                groups.extend(
+                    await sample_tree(sampler, point, state, follow, self._unparsed_reward)
+                )
                 return None
             samples = await sampler.sample_state(point, state)
             groups.append((state, samples))
             if self._paths is None:
                 to_end = bool(sampler.credits - {"step"})
-                chosen = select_next(samples, point.task, plan.seed, state.draw, through_solved=to_end)
+                chosen = select_next(
+                    samples, point.task, plan.seed, state.draw, through_solved=to_end
+                )
             else:
                 chosen = self._paths.get(point.task.id, {}).get(state.step)
             return None if chosen is None else await sampler.next_point(point, chosen)
@@ -300,7 +358,9 @@ class RoundSampler:
             self.stats.fail(failure)
         return groups
 
-    def _collect(self, tasks: Sequence[Task], rollouts: Sequence[Sequence[Group]], round_: Round) -> Sampled:
+    def _collect(
+        self, tasks: Sequence[Task], rollouts: Sequence[Sequence[Group]], round_: Round
+    ) -> Sampled:
         members: list[tuple[Sample, float]] = []
         predictors: list[str] = []
         places: list[tuple[int, int]] = []  # (index of the state, index of the task)
@@ -317,13 +377,20 @@ class RoundSampler:
                 "step of the program writes after a pick; use algorithm: pick"
             )
         written = [group for group in groups if group[0].predictor not in picks]
-        groups = written if self.recipe.branches else groups  # a joint training's facts are the writer's
+        groups = (
+            written if self.recipe.branches else groups
+        )  # a joint training's facts are the writer's
         names, parts = self._parts([one for one, _ in members])
         rewards = tensor([value for _, value in members])
-        facts = self._facts(groups, names, parts, rewards) | completion_facts(groups, round_.completions)
+        facts = self._facts(groups, names, parts, rewards) | completion_facts(
+            groups, round_.completions
+        )
         facts |= word_facts(written, tasks, self.recipe.branches)
         answers = [round_.completions[sample.seed] for sample, _ in members]
-        sequences = [(asked, one.text if isinstance(asked, Choice) else one.token_ids or ()) for asked, one in answers]
+        sequences = [
+            (asked, one.text if isinstance(asked, Choice) else one.token_ids or ())
+            for asked, one in answers
+        ]
         states, walks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
         whole = None
         if self.recipe.groups == "question":
@@ -331,24 +398,48 @@ class RoundSampler:
             whole = (walks * self.recipe.num_generations + index).unique(return_inverse=True)[1]
         logps = [one.logprobs or () for _, one in answers]
         return Sampled(
-            sequences, states, rewards, parts, facts, walks, predictors=predictors, rollouts=whole, logps=logps
+            sequences,
+            states,
+            rewards,
+            parts,
+            facts,
+            walks,
+            predictors=predictors,
+            rollouts=whole,
+            logps=logps,
         )
 
-    def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor) -> dict[str, float]:
-        completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]
-        means = {f"rewards/{name}/mean": float(parts[:, i].nanmean()) for i, name in enumerate(names) if len(names) > 1}
+    def _facts(
+        self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor
+    ) -> dict[str, float]:
+        completed = [
+            sample for _, samples in groups for sample in samples if sample.completion is not None
+        ]
+        means = {
+            f"rewards/{name}/mean": float(parts[:, i].nanmean())
+            for i, name in enumerate(names)
+            if len(names) > 1
+        }
         return means | {
-            "completions/unparsed": sum(one.is_unparsed for one in completed) / max(1, len(completed)),
+            "completions/unparsed": sum(one.is_unparsed for one in completed)
+            / max(1, len(completed)),
             "completions/distinct": distinct(groups),
             **reward_percentiles(rewards),
         }
 
     def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
         """Return the names of the parts and (n, n_parts) values: NaN for parts that do not apply, 0 if unparsed."""
-        known = {name for sample in samples if sample.reward is not None for name in sample.components}
-        names = sorted(name for name in known if name in self._scoring.parts or name.startswith("final"))
+        known = {
+            name for sample in samples if sample.reward is not None for name in sample.components
+        }
+        names = sorted(
+            name for name in known if name in self._scoring.parts or name.startswith("final")
+        )
         values = [
-            [sample.components.get(name, 0.0 if sample.reward is None else math.nan) for name in names]
+            [
+                sample.components.get(name, 0.0 if sample.reward is None else math.nan)
+                for name in names
+            ]
             for sample in samples
         ]
         return names, tensor(values).reshape(len(samples), len(names))

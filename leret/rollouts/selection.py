@@ -34,11 +34,18 @@ def select_next(
 
     ``draw`` is the state's key for the random draw; ``through_solved`` lets solved samples continue too.
     """
-    levels = reward_levels([one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)])
+    levels = reward_levels(
+        [one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)]
+    )
     if not levels:
         return None
     rng = random.Random(int(digest("next", seed, draw), 16))
-    least = min(0.0, levels[-1][0])  # weights must not be negative: if the lowest reward is below 0, its weight is 0
-    weights = [reward - least + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(levels)]
+    least = min(
+        0.0, levels[-1][0]
+    )  # weights must not be negative: if the lowest reward is below 0, its weight is 0
+    weights = [
+        reward - least + (TOP_BONUS if place == 0 else 0.0)
+        for place, (reward, _) in enumerate(levels)
+    ]
     [(_, members)] = rng.choices(levels, weights)
     return rng.choice(members)

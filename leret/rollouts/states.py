@@ -47,7 +47,9 @@ _encode = json_encoder(sort_keys=True)
 class SampleStore(Protocol):
     """Stores samples (see `leret.sampling.store`)."""
 
-    def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]: ...
+    def samples_at(
+        self, question_id: str, step: int, state_id: str, policy_digest: str
+    ) -> list[Sample]: ...
     def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None: ...
     def put_rewards(self, samples: Iterable[Sample]) -> None: ...
 
@@ -93,7 +95,9 @@ class StateSampler:
         self._rewards = self._crediting.functions
         self._depth = plan.reward.depth
         if final is None and "final" in self.credits:
-            raise ConfigError("sampling.credit: final needs a final reward; set sampling.final or credit: step")
+            raise ConfigError(
+                "sampling.credit: final needs a final reward; set sampling.final or credit: step"
+            )
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
         """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""
@@ -103,30 +107,44 @@ class StateSampler:
             known = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in known}
         plan, role = self._plan, visit.role
-        prompts, n = (plan.prompts, role.n_samples or plan.n_samples) if role.sampled else ((ZERO_SHOT,), 1)
+        prompts, n = (
+            (plan.prompts, role.n_samples or plan.n_samples) if role.sampled else ((ZERO_SHOT,), 1)
+        )
         if visit.need.choice is not None:  # picks have no demos, so all samples use one prompt
             prompts, n = (ZERO_SHOT,), n * len(prompts)
         draw = state.draw
-        groups = await asyncio.gather(*(self._of_prompt(visit, draw, prompt, n, stored) for prompt in prompts))
+        groups = await asyncio.gather(
+            *(self._of_prompt(visit, draw, prompt, n, stored) for prompt in prompts)
+        )
         samples = [sample for group in groups for sample in group]
         if not self._crediting.needs_group:
             return samples
-        regrouped = self._crediting.regrouped(samples)  # samples that replace failed ones change the other rewards
+        regrouped = self._crediting.regrouped(
+            samples
+        )  # samples that replace failed ones change the other rewards
         if self._store is not None:
             self._store.put_rewards(
-                [new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward]
+                [
+                    new
+                    for new, old in zip(regrouped, samples, strict=True)
+                    if new.reward != old.reward
+                ]
             )
         return regrouped
 
     async def draw(self, point: Point, state: State) -> list[Sample]:
         """Return zero-shot samples of a state without outcomes and rewards."""
         visit, n = self._visit(point, state), self._plan.n_samples
-        return await self._of_prompt(visit, state.draw, ZERO_SHOT, visit.role.n_samples or n, {}, scored=False)
+        return await self._of_prompt(
+            visit, state.draw, ZERO_SHOT, visit.role.n_samples or n, {}, scored=False
+        )
 
     async def score(self, point: Point, state: State, texts: Sequence[str]) -> list[Sample]:
         """Score completions as one group and return the samples without storing any."""
         blank = Sample("", state.id, state.task_id, state.step, ZERO_SHOT.name, 0, 0)
-        blanks = [replace(blank, id=digest(state.id, i), index=i, seed=i) for i in range(len(texts))]
+        blanks = [
+            replace(blank, id=digest(state.id, i), index=i, seed=i) for i in range(len(texts))
+        ]
         completions = [Completion(text, "stop", 0, 0) for text in texts]
         samples = await self._score(self._visit(point, state), blanks, completions)
         return self._crediting.regrouped(samples) if self._crediting.needs_group else samples
@@ -143,8 +161,12 @@ class StateSampler:
             assert isinstance(point.need, NeedsCompletion)
             state = self._runner.state(point.task, point.need, len(point.steps))
             seeds = (seed_of(self._plan.seed, *seed, state.step),)
-            [completion] = await self._ask(self._visit(point, state), ZERO_SHOT, seeds, "continuation")
-            return await point.after(self._runner, self._runner.formatter.step(point.need, completion.text))
+            [completion] = await self._ask(
+                self._visit(point, state), ZERO_SHOT, seeds, "continuation"
+            )
+            return await point.after(
+                self._runner, self._runner.formatter.step(point.need, completion.text)
+            )
 
         return await walk(start, visit)
 
@@ -154,18 +176,38 @@ class StateSampler:
         return _Visit(point, point.need, state, role, self._plan.decoding_of(role), point.need.stop)
 
     async def _of_prompt(
-        self, visit: _Visit, draw: str, prompt: Prompt, n: int, stored: Mapping[str, Sample], scored: bool = True
+        self,
+        visit: _Visit,
+        draw: str,
+        prompt: Prompt,
+        n: int,
+        stored: Mapping[str, Sample],
+        scored: bool = True,
     ) -> list[Sample]:
         state, role = visit.state, visit.role
-        params = SamplingParams(role.policy.name, self.policy_digest, prompt.digest, *visit.decoding)
-        asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
+        params = SamplingParams(
+            role.policy.name, self.policy_digest, prompt.digest, *visit.decoding
+        )
+        asked = (
+            params.prompt_digest,
+            params.temperature,
+            params.top_p,
+            params.max_tokens,
+            params.policy_digest,
+        )
         samples: list[Sample] = []
         for index in range(n):
-            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # the id depends on these values too
+            seed = seed_of(
+                self._plan.seed, draw, state.step, asked[0], index
+            )  # the id depends on these values too
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.task_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))
-        todo = [i for i, one in enumerate(samples) if one.id not in stored or (one.failure and one.failure.is_outage)]
+        todo = [
+            i
+            for i, one in enumerate(samples)
+            if one.id not in stored or (one.failure and one.failure.is_outage)
+        ]
         if not todo:
             return samples
         new = [samples[i] for i in todo]
@@ -176,13 +218,16 @@ class StateSampler:
             )
         except PolicyError as error:
             answers = repeat(failure_of(error))
-        completions = [next(answers) if one.completion is None else completion_of(one) for one in new]
+        completions = [
+            next(answers) if one.completion is None else completion_of(one) for one in new
+        ]
         if scored:
             new = await self._score(visit, new, completions)
         else:
             pairs = zip(new, completions, strict=True)
             new = [
-                replace(a, **({"failure": b} if isinstance(b, Failure) else {"completion": b.text})) for a, b in pairs
+                replace(a, **({"failure": b} if isinstance(b, Failure) else {"completion": b.text}))
+                for a, b in pairs
             ]
         for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
@@ -190,10 +235,14 @@ class StateSampler:
             self._store.put_samples(new, params)
         return samples
 
-    async def _ask(self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str) -> list[Completion]:
+    async def _ask(
+        self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str
+    ) -> list[Completion]:
         """Return one completion per seed; their usage is counted under ``name``."""
         need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
-        messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt
+        messages: Messages = tuple(
+            [dict(message) for message in state.messages]
+        )  # the zero-shot prompt
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(need, prompt, messages)
         call, began = need.call, time.monotonic()
@@ -220,7 +269,9 @@ class StateSampler:
         seconds, n_prompt = time.monotonic() - began, completions[0].n_prompt_tokens
         written = sum([completion.n_completion_tokens for completion in completions])
         self.usage[state.step, name].answered(seconds, n_prompt, written, len(completions))
-        if tokens and not all(one.token_ids and len(one.token_ids) == len(one.logprobs or ()) for one in completions):
+        if tokens and not all(
+            one.token_ids and len(one.token_ids) == len(one.logprobs or ()) for one in completions
+        ):
             raise ConfigError(
                 f"sampling.token_ids: the server of {visit.role.policy.name} sent no token ids with log-probabilities; "
                 "use vLLM or a model in this process, or set sampling.token_ids: false"
@@ -239,7 +290,9 @@ class StateSampler:
             texts.append(text if text.isascii() else storable(text))
             if isinstance(answer, Failure):
                 continue
-            reached = point.reach(runner, texts[-1], point.check and sample.index == 0)  # check one path per prompt
+            reached = point.reach(
+                runner, texts[-1], point.check and sample.index == 0
+            )  # check one path per prompt
             if to_end and (key := _key(reached.outputs, texts[-1])) not in point.finals:
                 point.finals[key] = started(self._final(visit, key, reached))
                 finals.append(point.finals[key])
@@ -252,7 +305,9 @@ class StateSampler:
             for sample, answer, text in zip(samples, completions, texts, strict=True)
         ]
 
-    async def _result(self, visit: _Visit, sample: Sample, answer: Completion, text: str, to_end: bool) -> Sample:
+    async def _result(
+        self, visit: _Visit, sample: Sample, answer: Completion, text: str, to_end: bool
+    ) -> Sample:
         point, role = visit.point, visit.role
         _, outputs, end = point.reached[text]
         ranking: Ranking = ()
@@ -277,9 +332,15 @@ class StateSampler:
                 known = (ranking, prediction, n_steps, deep)
                 outcome = Outcome(point.task, text, deepcopy(outputs), *known)
                 rewards = REPORTED if role.credit == "final" else self._rewards
-                values = {name: value for name, part in rewards.items() if (value := part(outcome)) is not None}
+                values = {
+                    name: value
+                    for name, part in rewards.items()
+                    if (value := part(outcome)) is not None
+                }
                 values |= final
-                [(reward, components)] = self._crediting.mixed([values], role.credit, sample.task_id)
+                [(reward, components)] = self._crediting.mixed(
+                    [values], role.credit, sample.task_id
+                )
         if answer.value is not None:
             logp = {"logp": answer.logprobs[0]} if answer.logprobs else {}
             components = {**components, "q": answer.value, **logp}
@@ -299,7 +360,9 @@ class StateSampler:
         reward = self._return if visit.role.credit == "return" else self.end_values
 
         async def run_on(index: int) -> dict[str, float]:
-            return await reward(await self.run_on(after, "continuation", state.draw, state.step, key, index))
+            return await reward(
+                await self.run_on(after, "continuation", state.draw, state.step, key, index)
+            )
 
         ends = [started(run_on(index)) for index in range(n)]
         await self.walks.wait(ends)
@@ -317,7 +380,9 @@ class StateSampler:
             return dict.fromkeys(final.parts, 0.0)
         values: dict[str, float] = await asyncio.to_thread(final.values, end.outcome())
         if not values:
-            raise ConfigError(f"the final reward has no value for task {end.task.id}; remove tasks without labels")
+            raise ConfigError(
+                f"the final reward has no value for task {end.task.id}; remove tasks without labels"
+            )
         return values
 
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -326,12 +391,22 @@ class StateSampler:
     async def _return(self, path: Walk) -> dict[str, float]:
         outcomes = list[Outcome | None]()
         for point in (*path.points[:-1], path.end):
-            deep = await self._runner.deep(point.need, len(point.steps), self._depth) if self._depth else ()
+            deep = (
+                await self._runner.deep(point.need, len(point.steps), self._depth)
+                if self._depth
+                else ()
+            )
             outcomes.append(None if point.unparsed else point.outcome(deep))
-        return {"return": await asyncio.to_thread(self._crediting.discounted_return, outcomes, self._plan.gamma)}
+        return {
+            "return": await asyncio.to_thread(
+                self._crediting.discounted_return, outcomes, self._plan.gamma
+            )
+        }
 
 
-async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
+async def predictors_searched(
+    runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]
+) -> dict[str, bool]:
     """Run each of the first tasks once; return, by predictor, whether any run searched before the next LM call.
 
     Unparsed completions and failed tasks do not count; predictors that no path reaches are left out. LeretError if the
@@ -348,9 +423,16 @@ async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, task
     errors = [path.error for path in paths if path.error is not None]
     if paths and len(errors) == len(paths):
         raise errors[0].failed()
-    for before, after in chain.from_iterable(pairwise(path.points) for path in paths if path.error is None):
-        if isinstance(before.need, NeedsCompletion) and not isinstance(after.steps[-1].outputs, AdapterParseError):
-            name, added = before.need.predictor, len(after.need.searches) > len(before.need.searches)
+    for before, after in chain.from_iterable(
+        pairwise(path.points) for path in paths if path.error is None
+    ):
+        if isinstance(before.need, NeedsCompletion) and not isinstance(
+            after.steps[-1].outputs, AdapterParseError
+        ):
+            name, added = (
+                before.need.predictor,
+                len(after.need.searches) > len(before.need.searches),
+            )
             searched[name] = searched.get(name, False) or added
     return dict(sorted(searched.items()))
 
@@ -369,11 +451,15 @@ async def with_credit(
     roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
     plan = replace(plan, stops=runner.replay.stops)
-    if n_auto < 2 and not (n_auto and plan.final):  # without a final reward, a single `auto` means `step`
+    if n_auto < 2 and not (
+        n_auto and plan.final
+    ):  # without a final reward, a single `auto` means `step`
         return replace(plan, searched={})
     searched = None if run is None else run.manifest.searched
     if searched is None:
-        searched = await predictors_searched(runner, StateSampler(runner, None, plan, walks=walks), tasks)
+        searched = await predictors_searched(
+            runner, StateSampler(runner, None, plan, walks=walks), tasks
+        )
         if run is not None:
             run.update(searched=searched)
     return replace(plan, searched=searched)
@@ -381,11 +467,16 @@ async def with_credit(
 
 def completion_of(sample: Sample) -> Completion:
     """Return the completion stored in a sample."""
-    known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
+    known, n_tokens = (
+        sample.components,
+        (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0),
+    )
     logprobs = (known["logp"],) if "logp" in known else sample.logprobs
     text = sample.completion or ""
     finish = sample.finish_reason or "stop"
-    return Completion(text, finish, *n_tokens, token_ids=sample.token_ids, logprobs=logprobs, value=known.get("q"))
+    return Completion(
+        text, finish, *n_tokens, token_ids=sample.token_ids, logprobs=logprobs, value=known.get("q")
+    )
 
 
 def _key(outputs: Mapping[str, Any], completion: str) -> str:

@@ -47,7 +47,10 @@ def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, 
     valued = training_rewards(after, unparsed_reward)
     if not valued:
         return {}
-    parts = [{name: v for name, v in one.components.items() if name.startswith("final")} for one, _ in valued]
+    parts = [
+        {name: v for name, v in one.components.items() if name.startswith("final")}
+        for one, _ in valued
+    ]
     names = dict.fromkeys(name for part in parts for name in part)
     components = {name: fmean(part[name] for part in parts if name in part) for name in names}
     return {"reward": fmean(value for _, value in valued), "components": components}

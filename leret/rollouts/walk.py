@@ -57,11 +57,15 @@ class Point:
         if reached is None:
             assert isinstance(self.need, NeedsCompletion)
             step = runner.formatter.step(self.need, text)
-            outputs = {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
+            outputs = (
+                {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
+            )
             if any(type(value) not in PLAIN for value in outputs.values()):
                 outputs = to_jsonable_python(outputs, fallback=str)
             path = (*self.steps, step)
-            end: asyncio.Future[NeedsCompletion | Finished] = asyncio.get_running_loop().create_future()
+            end: asyncio.Future[NeedsCompletion | Finished] = (
+                asyncio.get_running_loop().create_future()
+            )
             try:
                 need = runner.replay.run(self.task, path, self.results, runner.retrieve, check)
             except Exception as error:
@@ -82,12 +86,18 @@ class Point:
     def outcome(self, deep: tuple[tuple[str, ...], ...] = ()) -> Outcome:
         """Return the outcome of the last step."""
         last, need = self.steps[-1], self.need
-        outputs = deepcopy(last.outputs[0]) if isinstance(last.outputs, list) and last.outputs else {}
+        outputs = (
+            deepcopy(last.outputs[0]) if isinstance(last.outputs, list) and last.outputs else {}
+        )
         ranking = merge(added for search in need.searches for added in search.added)
         prediction = need.prediction if isinstance(need, Finished) else None
-        return Outcome(self.task, last.text or "", outputs, ranking, prediction, len(self.steps), deep)
+        return Outcome(
+            self.task, last.text or "", outputs, ranking, prediction, len(self.steps), deep
+        )
 
-    async def after(self, runner: ProgramRunner, step: Step | Reached, parent: str | None = None) -> Point:
+    async def after(
+        self, runner: ProgramRunner, step: Step | Reached, parent: str | None = None
+    ) -> Point:
         if isinstance(step, Reached):
             path, need = (*self.steps, step.step), await step.end
         else:
@@ -114,13 +124,23 @@ class Walk:
         return self.points[-1]
 
 
-async def begin(runner: ProgramRunner, task: Task, *, check: bool = False, fresh: bool = False) -> Point:
+async def begin(
+    runner: ProgramRunner, task: Task, *, check: bool = False, fresh: bool = False
+) -> Point:
     """Run a program up to its first state."""
     results: SearchResults = {}
-    return Point(task, await runner.advance(task, (), results, check), results=results, fresh=fresh, check=check)
+    return Point(
+        task,
+        await runner.advance(task, (), results, check),
+        results=results,
+        fresh=fresh,
+        check=check,
+    )
 
 
-async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitable[Point | None]]) -> Walk:
+async def walk(
+    start: Point | Awaitable[Point], visit: Callable[[Point], Awaitable[Point | None]]
+) -> Walk:
     """Walk from state to state; ``visit`` returns the next point, or None to stop.
 
     A failure of a policy, a search or the program ends the walk and becomes its ``error``.
@@ -200,7 +220,9 @@ class RolloutRunner:
         last = path.points[-1].need if path.points else None
         if failure is None and isinstance(last, Finished):
             if last.unparsed:
-                failure = unparsed(self.runner.formatter, calls[-1].predictor, calls[-1].completion or "")
+                failure = unparsed(
+                    self.runner.formatter, calls[-1].predictor, calls[-1].completion or ""
+                )
             else:
                 prediction = last.prediction
         hops = _hops(last.searches) if last else ()

@@ -65,22 +65,32 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
     n_questions = len(questions)
     steps = steps_of(environment)
-    bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and run.manifest.bank is not None)
+    bank_ready = settings.prompts == 1 or (
+        run.manifest_path.is_file() and run.manifest.bank is not None
+    )
     n_stored = 0
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             n_stored = store.counts()["samples"]
     if steps is None:
         n_bank = 0 if bank_ready else None
-        return SampleEstimate(n_questions, None, None, None, n_bank, None, n_stored, bank_ready, environment.notes())
-    n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
+        return SampleEstimate(
+            n_questions, None, None, None, n_bank, None, n_stored, bank_ready, environment.notes()
+        )
+    n_train, n_dev = n_bank_questions(
+        n_questions, settings.bank.train_questions, settings.bank.dev_questions
+    )
     candidates = n_candidates(settings, n_questions)
     bank_calls = 0 if bank_ready else steps * (n_train + candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
-    to_end = settings.credit != "step" and (settings.credit != "auto" or bool(environment.replay.stops))
+    to_end = settings.credit != "step" and (
+        settings.credit != "auto" or bool(environment.replay.stops)
+    )
     n_on = settings.n_continuations * to_end
-    more = samples * n_on * (steps - 1) // 2  # a sample continues for half of the other steps on average
+    more = (
+        samples * n_on * (steps - 1) // 2
+    )  # a sample continues for half of the other steps on average
     if settings.credit == "auto" and len(environment.replay.names) > 1:
         more += min(LOOKED_AT, n_questions) * steps
     lengths = _lengths(environment, questions[:20])
@@ -127,16 +137,26 @@ def _made_up_path(
 
 def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Return the maximum length of prompts built with passages of the corpus, and the policy's context length."""
-    policy, formatter, settings = environment.recipe.policy, environment.formatter, environment.recipe.sampling
+    policy, formatter, settings = (
+        environment.recipe.policy,
+        environment.formatter,
+        environment.recipe.sampling,
+    )
     path = policy_directory(policy.model) or Path(policy.model)
     config = read_model_json(path / "config.json") if path.is_dir() else {}
-    positions = config.get("max_position_embeddings", config.get("n_positions"))  # the name in GPT-2
+    positions = config.get(
+        "max_position_embeddings", config.get("n_positions")
+    )  # the name in GPT-2
     if not isinstance(policy, LocalPolicySettings) or positions is None:
         return None, None
     tokenizer = load_tokenizer(path, policy.template)
-    zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))
+    zero_shot, few_shot = (
+        PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None)
+    )
     n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
-    passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(environment.corpus.values(), 1000))
+    passages = cycle(
+        Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(environment.corpus.values(), 1000)
+    )
     demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:
@@ -147,5 +167,7 @@ def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int |
             zero_shot.encode(formatter.messages(need))
             messages = formatter.messages(need, Prompt("1", {name: known[:n_demos]}))
             longest = max(longest, len(few_shot.encode(messages).token_ids))
-            known.append({**need.inputs, **dict.fromkeys(need.call.signature.output_fields, question.text)})
+            known.append(
+                {**need.inputs, **dict.fromkeys(need.call.signature.output_fields, question.text)}
+            )
     return longest or None, positions

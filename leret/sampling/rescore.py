@@ -56,7 +56,9 @@ class RescoreReport:
     notes: Sequence[str] = ()
 
 
-def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None) -> RescoreReport:
+def rescore(
+    run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None
+) -> RescoreReport:
     """Score a run's samples with ``reward`` (default: the run's reward, whose code may have changed).
 
     One commit updates all rewards and the run's recipe. R/preferences is deleted before it and rebuilt after it.
@@ -68,10 +70,14 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     began, progress = time.monotonic(), progress or Progress()
     recipe = sampling_recipe_of(run)
     if reward is not None:
-        recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
+        recipe = recipe.model_copy(
+            update={"sampling": recipe.sampling.model_copy(update={"reward": reward})}
+        )
     recipe = resolve_paths(recipe, Path.cwd())
     if (credit := recipe.sampling.credit) in {"final", "return"}:
-        raise ConfigError(f"sampling.credit is {credit}: its rewards cannot be recomputed; sample again into a new run")
+        raise ConfigError(
+            f"sampling.credit is {credit}: its rewards cannot be recomputed; sample again into a new run"
+        )
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
         pass_over = _Rescoring(environment, store, scoring(recipe.sampling.reward, "--reward"))
@@ -88,12 +94,18 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         store.flush()
     run.update()
     settings = recipe.sampling
-    pairing = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
+    pairing = {
+        "strategy": settings.strategy,
+        "margin": settings.margin,
+        "max_pairs": settings.max_pairs,
+    }
     how: dict[str, Any] = {**pairing, **run.manifest.preferences}
     pairs = build_preferences(run, how["strategy"], how["margin"], how["max_pairs"])
     counts = pass_over.n_samples, pass_over.n_changed, pass_over.n_states, pass_over.n_other_choices
     seconds = round(time.monotonic() - began, 3)
-    report = RescoreReport(*counts, pairs.mean_reward, pairs.pairs, pairs.no_spread, seconds, tuple(pass_over.notes()))
+    report = RescoreReport(
+        *counts, pairs.mean_reward, pairs.pairs, pairs.no_spread, seconds, tuple(pass_over.notes())
+    )
     run.event("sample", "rescored", **asdict(report))
     return report
 
@@ -144,7 +156,9 @@ class _Rescoring:
             ):
                 task, groups = self._tasks.get(name), list(members)
                 if task is None:
-                    raise RunError(f"question {name} was sampled but is not in the run's data; fix data.questions")
+                    raise RunError(
+                        f"question {name} was sampled but is not in the run's data; fix data.questions"
+                    )
                 chosen = {visit.step: visit.chosen for visit in self._store.visits(policy, name)}
                 scored = await self._scored(task, groups, chosen)
                 for group in groups:
@@ -156,19 +170,31 @@ class _Rescoring:
         self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
     ) -> dict[str, Sample]:
         """Return samples with new reward parts, by id; replays the program if a reward reads unstored fields."""
-        samples = [sample for group in groups for sample in group.samples if _is_scored(sample, by_end=False)]
+        samples = [
+            sample
+            for group in groups
+            for sample in group.samples
+            if _is_scored(sample, by_end=False)
+        ]
         if self._runner is None:
             try:
-                return {sample.id: self._with_parts(task, sample, _Unfinished) for sample in samples}
+                return {
+                    sample.id: self._with_parts(task, sample, _Unfinished) for sample in samples
+                }
             except _PredictionRead:
-                searches = self._resources.enter_context(closing(SearchBatcher(self._environment.retriever)))
+                searches = self._resources.enter_context(
+                    closing(SearchBatcher(self._environment.retriever))
+                )
                 self._runner = self._environment.runner(searches)
         ends = await _ends(self._runner, task, groups, chosen, self._crediting.step.depth)
         return {
-            sample.id: self._with_parts(task, sample, partial(Outcome, **ends.get(sample.id, {}))) for sample in samples
+            sample.id: self._with_parts(task, sample, partial(Outcome, **ends.get(sample.id, {})))
+            for sample in samples
         }
 
-    def _group(self, task: Task, group: StateSamples, chosen: str | None, scored: Mapping[str, Sample]) -> list[Sample]:
+    def _group(
+        self, task: Task, group: StateSamples, chosen: str | None, scored: Mapping[str, Sample]
+    ) -> list[Sample]:
         self.n_final += sum(_is_scored(sample, by_end=True) for sample in group.samples)
         old = [sample for sample in group.samples if sample.id in scored]
         if not old:
@@ -182,16 +208,22 @@ class _Rescoring:
             self.n_other_choices += now is not None and now.id != chosen
         self.n_states += 1
         self.n_samples += len(new)
-        self.n_changed += sum(one.reward != before.reward for one, before in zip(new, old, strict=True))
+        self.n_changed += sum(
+            one.reward != before.reward for one, before in zip(new, old, strict=True)
+        )
         return [one for one, before in zip(new, old, strict=True) if one != before]
 
-    def _with_parts(self, task: Task, sample: Sample, make_outcome: Callable[..., Outcome]) -> Sample:
+    def _with_parts(
+        self, task: Task, sample: Sample, make_outcome: Callable[..., Outcome]
+    ) -> Sample:
         documents = [self._corpus.get(doc_id) for doc_id in sample.doc_ids]
         ranking = tuple(
             Passage(doc_id, document.title, document.text, score, document.parent)
             if document
             else Passage(doc_id, "", "", score)
-            for doc_id, score, document in zip(sample.doc_ids, sample.scores, documents, strict=True)
+            for doc_id, score, document in zip(
+                sample.doc_ids, sample.scores, documents, strict=True
+            )
         )
         outcome = make_outcome(
             task=task, text=sample.completion or "", outputs=dict(sample.outputs), ranking=ranking,
@@ -202,11 +234,17 @@ class _Rescoring:
 
 
 def _is_scored(sample: Sample, by_end: bool) -> bool:
-    return sample.reward is not None and sample.is_sampled and (credit_of(sample) == "final") == by_end
+    return (
+        sample.reward is not None and sample.is_sampled and (credit_of(sample) == "final") == by_end
+    )
 
 
 async def _ends(
-    runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None], depth: int
+    runner: ProgramRunner,
+    task: Task,
+    groups: Sequence[StateSamples],
+    chosen: Mapping[int, str | None],
+    depth: int,
 ) -> dict[str, dict[str, Any]]:
     """Return each sample's deep rankings, and its prediction if the program ended after it, by sample id."""
     from leret.programs.needs import Finished
@@ -222,7 +260,9 @@ async def _ends(
             if sample.completion is None or sample.failure is not None:
                 continue
             after = await point.after(runner, point.reach(runner, sample.completion))
-            ended = {"prediction": after.need.prediction} if isinstance(after.need, Finished) else {}
+            ended = (
+                {"prediction": after.need.prediction} if isinstance(after.need, Finished) else {}
+            )
             deep = await runner.deep(after.need, sample.step + 1, depth) if depth else ()
             ends[sample.id] = {**ended, "deep": deep}
             if sample.id == chosen.get(sample.step):

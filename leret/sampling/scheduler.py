@@ -53,7 +53,9 @@ class Scheduler:
     _begun: set[str] = field(default_factory=set)
     _n_searches: list[int] = field(default_factory=list)
 
-    async def run(self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
+    async def run(
+        self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None
+    ) -> SamplingStats:
         """Sample every unfinished task to the end of its path, ``concurrency`` tasks at a time."""
         progress = progress or Progress()
         done = self.store.done(self.sampler.policy_digest)
@@ -84,14 +86,24 @@ class Scheduler:
         """Commit repeatedly, so that a killed run loses at most the samples of the last moment."""
         while True:
             await asyncio.sleep(_SAVE_S)
-            with suppress(RunError):  # unwritten rows stay in memory, and the next sample raises the error
+            with suppress(
+                RunError
+            ):  # unwritten rows stay in memory, and the next sample raises the error
                 self.store.flush()
 
     async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
         fresh = task.id not in self._begun
-        known = {} if fresh else {step.step: step for step in self.store.visits(self.sampler.policy_digest, task.id)}
+        known = (
+            {}
+            if fresh
+            else {
+                step.step: step for step in self.store.visits(self.sampler.policy_digest, task.id)
+            }
+        )
 
-        path = await walk(begin(self.runner, task, check=check, fresh=fresh), partial(self._visit, stats, known))
+        path = await walk(
+            begin(self.runner, task, check=check, fresh=fresh), partial(self._visit, stats, known)
+        )
         if path.failure is not None:
             stats.fail(path.failure)
             stats.waiting += 1
@@ -107,7 +119,9 @@ class Scheduler:
         if self.check_path is not None:
             await self.check_path(task, end.steps, end.results)
 
-    async def _visit(self, stats: SamplingStats, known: Mapping[int, PathStep], point: Point) -> Point | None:
+    async def _visit(
+        self, stats: SamplingStats, known: Mapping[int, PathStep], point: Point
+    ) -> Point | None:
         assert isinstance(point.need, NeedsCompletion)
         task, step = point.task, len(point.steps)
         state = self.runner.state(task, point.need, step, point.parent)
@@ -127,9 +141,17 @@ class Scheduler:
         if following is not None:
             outcome = "next" if isinstance(following.need, NeedsCompletion) else "finished"
         else:
-            outcome = "solved" if any(task.is_solved_by(sample.doc_ids) for sample in samples) else "stuck"
+            outcome = (
+                "solved"
+                if any(task.is_solved_by(sample.doc_ids) for sample in samples)
+                else "stuck"
+            )
         name = None if chosen is None else chosen.id
-        self.store.put_visit(PathStep(task.id, step, self.sampler.policy_digest, state.id, point.parent, name, outcome))
+        self.store.put_visit(
+            PathStep(
+                task.id, step, self.sampler.policy_digest, state.id, point.parent, name, outcome
+            )
+        )
         return following
 
     def _note_unlisted(self, steps: Sequence[Step], stats: SamplingStats) -> None:
@@ -140,7 +162,10 @@ class Scheduler:
                 stats.notes.append(note)
 
     def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
-        program, wrap = type(self.runner.replay.program).__name__, "wrap every search with leret.search_tool(fn)"
+        program, wrap = (
+            type(self.runner.replay.program).__name__,
+            "wrap every search with leret.search_tool(fn)",
+        )
         unseen = unseen_documents(end)
         if ids := unseen.pop("doc_ids", None):
             raise ProgramError(
@@ -150,13 +175,19 @@ class Scheduler:
         for name, texts in unseen.items():
             note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}; {wrap}"
             if not any(known.startswith(f"{program} returns {name} ") for known in stats.notes):
-                stats.notes.append(f"{note}, or set sampling.credit: final, else the reward ignores them")
+                stats.notes.append(
+                    f"{note}, or set sampling.credit: final, else the reward ignores them"
+                )
 
     def _refuse_unseen_searches(self) -> None:
         if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
             return
         program, first = self.runner.replay.program, f"first {len(self._n_searches)} tasks"
-        agents = [module for _, module in program.named_sub_modules() if isinstance(getattr(module, "tools", 0), dict)]
+        agents = [
+            module
+            for _, module in program.named_sub_modules()
+            if isinstance(getattr(module, "tools", 0), dict)
+        ]
         if agents:
             raise ProgramError(
                 f"{type(program).__name__} called no search tool in the {first} (tools: {', '.join(agents[0].tools)}). "
@@ -178,13 +209,22 @@ def unseen_documents(end: Finished) -> dict[str, list[str]]:
 
     In fields other than ``doc_ids``, ``context`` and ``passages``, a list counts only if an item of it was retrieved.
     """
-    seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
+    seen = {
+        name
+        for passage in end.ranking
+        for name in (passage.doc_id, passage.title, passage.text)
+        if name
+    }
     unseen: dict[str, list[str]] = {}
     fields = dict(end.prediction.items()) if isinstance(end.prediction, dspy.Example) else {}
     for name, value in fields.items():
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             continue
-        unknown = [one for one in value if one not in seen and (name == "doc_ids" or not any(t in one for t in seen))]
+        unknown = [
+            one
+            for one in value
+            if one not in seen and (name == "doc_ids" or not any(t in one for t in seen))
+        ]
         if unknown and (name in ("doc_ids", "context", "passages") or len(unknown) < len(value)):
             unseen[name] = unknown
     return unseen

@@ -50,14 +50,18 @@ class Shard:
     def parse(cls, text: str) -> Shard:
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-            raise ConfigError(f"--shard {text} is not I/N with I from 0 to N - 1; write it like --shard 0/8")
+            raise ConfigError(
+                f"--shard {text} is not I/N with I from 0 to N - 1; write it like --shard 0/8"
+            )
         return cls(int(index), int(count))
 
     def store(self, run: Run) -> Path:
         return run.shards / f"{self.index}-of-{self.count}.db"
 
 
-def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
+def sample_shard(
+    recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None
+) -> SamplingStats:
     """Sample one shard into its store in R/shards. The first shard builds index and prompt bank; other shards wait."""
     progress = progress or Progress()
     with open_recipe(resolve_paths(recipe, Path.cwd()), run, progress) as parts:
@@ -73,13 +77,21 @@ def _sample(
         run.shards.mkdir(exist_ok=True)
     with Store(shard.store(run)) as store:
         policy = begin(run, environment, left, digests, policy_digest)
-        run.event("sample", "shard", shard=f"{shard.index}/{shard.count}", host=socket.gethostname(), pid=os.getpid())
+        run.event(
+            "sample",
+            "shard",
+            shard=f"{shard.index}/{shard.count}",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
         if run.store.is_file():  # samples of earlier commands
             with Store(run.store, read_only=True) as known:
                 done = known.done(policy.digest)
             left = [task for task in left if task.id not in done]
             store.merge(run.store, [task.id for task in left])
-        _, stats, _ = asyncio.run(sample_session(environment, run, policy, store, tasks, progress, only=left))
+        _, stats, _ = asyncio.run(
+            sample_session(environment, run, policy, store, tasks, progress, only=left)
+        )
         return stats
 
 
@@ -98,7 +110,12 @@ class RayCluster:
         self._exit = ExitStack()
 
     def __call__(
-        self, recipe: SamplingRecipe, run: Run, policy_digest: str, tasks: Sequence[Task], progress: Progress
+        self,
+        recipe: SamplingRecipe,
+        run: Run,
+        policy_digest: str,
+        tasks: Sequence[Task],
+        progress: Progress,
     ) -> SamplingStats:
         """Sample tasks into R/shards; LeretError if a worker raises it, no worker starts, or a shard keeps dying."""
         import ray
@@ -113,12 +130,18 @@ class RayCluster:
         running: dict[Any, Shard] = {}
         progress.start("sampling", len(tasks))
         try:
-            ray_threads = [one.ident or 0 for one in threading.enumerate() if one.name.startswith("ray_")]
+            ray_threads = [
+                one.ident or 0 for one in threading.enumerate() if one.name.startswith("ray_")
+            ]
             with muted(ray_threads):  # Ray prints a paragraph per dead worker
                 while left or running:
                     while left and len(running) < self.workers:
                         shard = left.pop()
-                        running[task.remote(recipe.model_dump_json(), run.path.resolve(), shard, policy_digest)] = shard
+                        running[
+                            task.remote(
+                                recipe.model_dump_json(), run.path.resolve(), shard, policy_digest
+                            )
+                        ] = shard
                     ended, _ = ray.wait(list(running), timeout=_IDLE_S)
                     if not ended and not any(run.shards.glob("*.db")):
                         free = f"{ray.available_resources()} of {ray.cluster_resources()} are free"
@@ -129,7 +152,9 @@ class RayCluster:
                         total.add(_result(reference))
                         refuse_failures(total, *rates)
                         n_ended = len(range(shard.index, len(tasks), shard.count))
-                        progress.advance(n_ended, samples=total.samples, mean_reward=total.mean_reward)
+                        progress.advance(
+                            n_ended, samples=total.samples, mean_reward=total.mean_reward
+                        )
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
@@ -145,7 +170,11 @@ class RayCluster:
         if not isinstance(policy, LocalPolicySettings):
             return {"num_cpus": 0.5, "scheduling_strategy": "SPREAD"}
         gpus = ray.cluster_resources().get("GPU", 0.0) if policy.device != "cpu" else 0.0
-        return {"num_cpus": 1.0, "num_gpus": min(1.0, gpus / self.workers), "scheduling_strategy": "SPREAD"}
+        return {
+            "num_cpus": 1.0,
+            "num_gpus": min(1.0, gpus / self.workers),
+            "scheduling_strategy": "SPREAD",
+        }
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
@@ -156,7 +185,9 @@ class RayCluster:
             return self
         settings: dict[str, Any] = {"address": self.address}
         if self.address is None and not os.environ.get("RAY_ADDRESS"):
-            n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # only for placing workers, not a limit
+            n_cpus = max(
+                os.cpu_count() or 1, self.workers + 1
+            )  # only for placing workers, not a limit
             settings = {"num_cpus": n_cpus, "include_dashboard": False}
         try:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
@@ -206,4 +237,6 @@ def _open_once(recipe: str, run: Path) -> _OpenRecipe:
             f"the worker on {socket.gethostname()} cannot find {run}; put the run on a file system shared by all "
             "machines, or sample with --shard on each machine and merge with `leret store merge`"
         )
-    return _OPEN.enter_context(open_recipe(SamplingRecipe.model_validate_json(recipe), Run(run), Progress()))
+    return _OPEN.enter_context(
+        open_recipe(SamplingRecipe.model_validate_json(recipe), Run(run), Progress())
+    )

@@ -26,7 +26,13 @@ from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.stages import completed, input_stamps, is_complete_parquet, mark_completed, stage_key
+from leret.core.stages import (
+    completed,
+    input_stamps,
+    is_complete_parquet,
+    mark_completed,
+    stage_key,
+)
 from leret.core.types import OUTAGES, Task
 from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
@@ -127,8 +133,13 @@ async def sample_tasks(
     if plan.searched is None:
         first = list(islice(rest, LOOKED_AT))
         plan = await with_credit(plan, runner, first, run)
-    sampler, rates = StateSampler(runner, store, plan, usage), (settings.max_error_rate, settings.max_unparsed_rate)
-    unchecked = iter([plan.prompts])  # the first task checks all prompts, later ones only the first prompt
+    sampler, rates = (
+        StateSampler(runner, store, plan, usage),
+        (settings.max_error_rate, settings.max_unparsed_rate),
+    )
+    unchecked = iter(
+        [plan.prompts]
+    )  # the first task checks all prompts, later ones only the first prompt
 
     def check(task: Task, steps: Sequence[Step], results: SearchResults) -> Awaitable[None]:
         return check_path(other, runner, task, steps, results, next(unchecked, plan.prompts[:1]))
@@ -179,24 +190,47 @@ def sample(
     stamps = input_stamps(*files)
     key = stage_key(recipe, stamps)
     before = completed(run.path, "sample", key)
-    if before is not None and run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet"):
-        now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
+    if (
+        before is not None
+        and run.held_out.is_file()
+        and is_complete_parquet(run.preferences / "train.parquet")
+    ):
+        now = {
+            "already": True,
+            "new_questions": 0,
+            "new_samples": 0,
+            "seconds": time.monotonic() - began,
+        }
         return SampleReport(**{**before, **now})
-    with open_recipe(recipe, run, progress) as (environment, tasks, digests), Store(run.store) as store:
+    with (
+        open_recipe(recipe, run, progress) as (environment, tasks, digests),
+        Store(run.store) as store,
+    ):
         merge_shards(run, store=store)
         policy = begin(run, environment, tasks, digests)
         n_before = store.counts(policy.digest)["samples"]
         only = None if distribute is None else ()
-        bank, stats, notes = asyncio.run(sample_session(environment, run, policy, store, tasks, progress, only=only))
+        bank, stats, notes = asyncio.run(
+            sample_session(environment, run, policy, store, tasks, progress, only=only)
+        )
         if distribute is not None:
             stats = distribute(recipe, run, policy.digest, tasks, progress)
             merge_shards(run, store=store)
         report = _report(recipe, run, policy, store, stats, bank, notes)
     seconds = round(time.monotonic() - began, 3)
-    report = replace(report, questions=len(tasks), new_samples=report.samples - n_before, seconds=seconds)
+    report = replace(
+        report, questions=len(tasks), new_samples=report.samples - n_before, seconds=seconds
+    )
     run.event("sample", "finished", **asdict(report))
     if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
-        mark_completed(run.path, "sample", key, asdict(report), [run.store], dict(zip(files, stamps, strict=True)))
+        mark_completed(
+            run.path,
+            "sample",
+            key,
+            asdict(report),
+            [run.store],
+            dict(zip(files, stamps, strict=True)),
+        )
     return report
 
 
@@ -219,9 +253,14 @@ def open_recipe(
         refuse_changed_files(run, environment)
         questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
         with FileLock(run.setup_lock):
-            digests = {"corpus": environment.corpus.digest, "retriever": environment.retriever.digest}
+            digests = {
+                "corpus": environment.corpus.digest,
+                "retriever": environment.retriever.digest,
+            }
         digests |= {"program": environment.program_digest, "questions": questions_digest(questions)}
-        digests |= {} if environment.reward_digest is None else {"reward": environment.reward_digest}
+        digests |= (
+            {} if environment.reward_digest is None else {"reward": environment.reward_digest}
+        )
         progress.finish()
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if environment.skipped:
@@ -251,7 +290,9 @@ def begin(
         section: dict[str, Any] = environment.recipe.model_dump(mode="json")
         rounds = manifest.rounds
         if rounds and rounds[0]["digest"] != policy.digest:
-            section |= {name: (manifest.sampling or {}).get(name, {}) for name in ("policy", "policies")}
+            section |= {
+                name: (manifest.sampling or {}).get(name, {}) for name in ("policy", "policies")
+            }
         if all(entry["digest"] != policy.digest for entry in rounds):
             entry: dict[str, Any] = {
                 "policy": policy.name,
@@ -261,12 +302,18 @@ def begin(
             if isinstance(policy, PolicySet):
                 models = {name: one.model for name, one in environment.recipe.by_predictor.items()}
                 entry |= {"digests": policy.digests, "models": models}
-            rounds = [*rounds, entry | ({"part": environment.recipe.data.part} if environment.recipe.data.part else {})]
+            rounds = [
+                *rounds,
+                entry
+                | ({"part": environment.recipe.data.part} if environment.recipe.data.part else {}),
+            ]
         known = {**manifest.digests, **digests, "policy": policy.digest}
         with run.writing():
             write_atomically(run.held_out, json.dumps(sorted(environment.held_out), indent=0))
         run.update(sampling=section, digests=known, rounds=rounds)
-    run.event("sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest)
+    run.event(
+        "sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest
+    )
     return policy
 
 
@@ -333,8 +380,12 @@ def _report(
     settings, counts = recipe.sampling, store.counts(policy.digest)
     failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
     unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")
-    refuse_unparsed(unparsed, counts.get("failed_parse", 0), counts["samples"], settings.max_unparsed_rate)
-    pairs = build_preferences(run, settings.strategy, settings.margin, settings.max_pairs, policy.digest)
+    refuse_unparsed(
+        unparsed, counts.get("failed_parse", 0), counts["samples"], settings.max_unparsed_rate
+    )
+    pairs = build_preferences(
+        run, settings.strategy, settings.margin, settings.max_pairs, policy.digest
+    )
     return SampleReport(
         already=False,
         policy=policy.name,
@@ -349,7 +400,11 @@ def _report(
         no_spread=pairs.no_spread,
         cut=pairs.cut,
         prompts={prompt.name: prompt.score for prompt in bank},
-        failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
+        failures={
+            name.removeprefix("failed_"): n
+            for name, n in counts.items()
+            if name.startswith("failed_")
+        },
         notes=[*notes, *stats.notes, *_notes(len(bank), recipe, pairs)],
     )
 
@@ -362,7 +417,11 @@ def _only_pickers(recipe: SamplingRecipe) -> bool:
 def _notes(n_prompts: int, recipe: SamplingRecipe, pairs: PreferenceReport) -> Iterator[str]:
     wanted = recipe.sampling.prompts
     if n_prompts < wanted:
-        why = "no run for making demos had a reward above 0" if n_prompts == 1 else "other candidates were duplicates"
+        why = (
+            "no run for making demos had a reward above 0"
+            if n_prompts == 1
+            else "other candidates were duplicates"
+        )
         yield f"the prompt bank has {n_prompts} instead of {wanted} prompts: {why}"
     n_spread = pairs.states - pairs.no_spread - pairs.unscored
     too_few = not _only_pickers(recipe) and n_spread < _LEAST_SPREAD and n_spread < pairs.states / 2

@@ -100,7 +100,9 @@ class FormatTrial:
         return " ".join(f"--set {key}={str(value).lower()}" for key, value in keys.items())
 
     def samples(self, temperature: float) -> list[Sample]:
-        return [sample for search in self.searches.get(temperature, ()) for sample in search.samples]
+        return [
+            sample for search in self.searches.get(temperature, ()) for sample in search.samples
+        ]
 
     def measured(self, temperature: float) -> Measured:
         """Return the measures at a temperature; a format without completions has the worst."""
@@ -132,7 +134,9 @@ class FormatTrial:
         """Sort key: formats that parse first, then those that end, then by number of questions and mean reward."""
         measured = [self.measured(temperature) for temperature in (0.0, self.temperature)]
         n_questions = len(self.searches.get(0.0, ()))
-        most_cut = max(MAX_CUT, 1 / max(1, n_questions))  # one cut among few completions says nothing
+        most_cut = max(
+            MAX_CUT, 1 / max(1, n_questions)
+        )  # one cut among few completions says nothing
         unparsed = min(each.parsed for each in measured) < MIN_PARSED
         cut = max(each.cut for each in measured) > most_cut
         return unparsed, cut, -n_questions, -fmean(each.reward for each in measured)
@@ -141,7 +145,9 @@ class FormatTrial:
         """Set ``max_tokens``; ``limit`` is the maximum number in the trial."""
         longest = 0
         for temperature in self.searches.keys() & {0.0, self.temperature}:
-            lengths = sorted(sample.n_completion_tokens or 0 for sample in self.samples(temperature))
+            lengths = sorted(
+                sample.n_completion_tokens or 0 for sample in self.samples(temperature)
+            )
             longest = max(longest, lengths[math.ceil((1 - MAX_CUT) * len(lengths)) - 1])
         self.max_tokens = min(limit, max(32, 16 * (longest // 16 + 1)))
 
@@ -161,7 +167,11 @@ class TrialReport:
 
 
 def try_formats(
-    recipe: SamplingRecipe, cache: Path, *, progress: Progress | None = None, n_questions: int = N_FINAL
+    recipe: SamplingRecipe,
+    cache: Path,
+    *,
+    progress: Progress | None = None,
+    n_questions: int = N_FINAL,
 ) -> TrialReport:
     """Try each format on a few questions of the recipe, and the best formats on more, at temperatures 0 and 1.
 
@@ -186,7 +196,9 @@ def try_formats(
     return TrialReport(formats, "+".join(scoring(recipe.sampling.reward).parts))
 
 
-async def _try_formats(environment: Environment, tasks: Sequence[Task], progress: Progress) -> list[FormatTrial]:
+async def _try_formats(
+    environment: Environment, tasks: Sequence[Task], progress: Progress
+) -> list[FormatTrial]:
     recipe, search = environment.recipe, SearchBatcher(environment.retriever)
     trials, limit = _formats(environment)
     policy = open_policies(recipe.by_predictor, sampled_policy)
@@ -197,7 +209,9 @@ async def _try_formats(environment: Environment, tasks: Sequence[Task], progress
         runner = ProgramRunner.over(program, adapter, search, read=read)
         plan = _plan(recipe, policy, temperature, limit)
         try:
-            searches = await asyncio.gather(*(_first_search(runner, plan, task) for task in questions))
+            searches = await asyncio.gather(
+                *(_first_search(runner, plan, task) for task in questions)
+            )
         except PolicyError as error:
             if not tried.adapter.get("prefill"):
                 raise
@@ -212,7 +226,11 @@ async def _try_formats(environment: Environment, tasks: Sequence[Task], progress
         await asyncio.gather(*(measure(tried, 0.0, tasks[:N_FIRST]) for tried in trials))
         parsed = [tried for tried in trials if tried.measured(0.0).parsed >= MIN_PARSED]
         await asyncio.gather(*(measure(tried, 1.0, tasks[:N_FIRST]) for tried in parsed))
-        best = [tried for tried in sorted(trials, key=lambda tried: tried.rank)[:N_BEST] if not tried.rank[0]]
+        best = [
+            tried
+            for tried in sorted(trials, key=lambda tried: tried.rank)[:N_BEST]
+            if not tried.rank[0]
+        ]
         for temperature in TEMPERATURES if tasks[N_FIRST:] else ():
             await asyncio.gather(*(measure(tried, temperature, tasks[N_FIRST:]) for tried in best))
         trials.sort(key=lambda tried: tried.rank)
@@ -230,11 +248,18 @@ def _formats(environment: Environment) -> tuple[list[FormatTrial], int]:
     recipe = environment.recipe
     signatures = [predictor.signature for predictor in environment.replay.predictors.values()]
     if not signatures:
-        raise ConfigError("the program has only picks; a trial needs a predictor, which writes text")
-    is_short = all(len(signature.output_fields) == 1 for signature in signatures) and recipe.sampling.credit != "final"
+        raise ConfigError(
+            "the program has only picks; a trial needs a predictor, which writes text"
+        )
+    is_short = (
+        all(len(signature.output_fields) == 1 for signature in signatures)
+        and recipe.sampling.credit != "final"
+    )
     limit = _MAX_TOKENS_SHORT if is_short else _MAX_TOKENS
     if recipe.program.adapter.use_native_function_calling:
-        return [FormatTrial("recipe", recipe.program.adapter.model_dump(exclude_defaults=True))], limit
+        return [
+            FormatTrial("recipe", recipe.program.adapter.model_dump(exclude_defaults=True))
+        ], limit
     trials = [FormatTrial(name, keys) for name, keys in FORMATS.items()]
     for tried in trials:
         if not is_short and tried.adapter["kind"] == "compact":
@@ -263,7 +288,9 @@ async def _first_search(runner: ProgramRunner, plan: SamplingPlan, task: Task) -
     return FirstSearch(samples, reward)
 
 
-def _plan(recipe: SamplingRecipe, policy: Policy, temperature: float, max_tokens: int) -> SamplingPlan:
+def _plan(
+    recipe: SamplingRecipe, policy: Policy, temperature: float, max_tokens: int
+) -> SamplingPlan:
     """Return a plan for one completion per state, scored as in the recipe."""
     settings = recipe.sampling
     end = settings.end_reward

@@ -33,9 +33,22 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("leret")
 _STATES = 8  # number of states whose sampled prompts are checked
 _EXAMPLES = 16  # number of examples whose token ids are checked
-_COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
+_COLUMNS = (
+    "prompt",
+    "chosen",
+    "rejected",
+    "question_id",
+    "predictor",
+    "score_chosen",
+    "score_rejected",
+)
 _SIDES = ("chosen", "rejected")
-_ENDINGS = ("chosen_finish_reason", "rejected_finish_reason", "chosen_token_ids", "rejected_token_ids")
+_ENDINGS = (
+    "chosen_finish_reason",
+    "rejected_finish_reason",
+    "chosen_token_ids",
+    "rejected_token_ids",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +71,9 @@ class TrainingExample:
     learns_end: bool = True
 
     @classmethod
-    def of(cls, state: State, samples: Sequence[Sample], scores: tuple[float, ...] = ()) -> TrainingExample:
+    def of(
+        cls, state: State, samples: Sequence[Sample], scores: tuple[float, ...] = ()
+    ) -> TrainingExample:
         """Build an example from samples of a state."""
         return cls(
             state.task_id,
@@ -75,7 +90,9 @@ class GroupSamples:
     """Samples in memory; the completions of a pair have adjacent reward levels, as in the LeReT paper."""
 
     samples: Sequence[StateSamples]
-    unparsed_reward: float | None = None  # reward of unparsable completions; None drops these completions
+    unparsed_reward: float | None = (
+        None  # reward of unparsable completions; None drops these completions
+    )
 
     def groups(self) -> Iterable[StateSamples]:
         return self.samples
@@ -123,17 +140,25 @@ class RunSamples:
 
         path = self.run.preferences / "train.parquet"
         if not path.is_file():
-            raise TrainingError(f"{path} is missing; write it with `leret sample`, or rebuild it with `leret pairs`")
+            raise TrainingError(
+                f"{path} is missing; write it with `leret sample`, or rebuild it with `leret pairs`"
+            )
         try:
-            table = pyarrow.parquet.ParquetFile(path).read()  # read_table imports pandas, which takes a second
+            table = pyarrow.parquet.ParquetFile(
+                path
+            ).read()  # read_table imports pandas, which takes a second
         except (OSError, pyarrow.ArrowException) as error:
-            raise TrainingError(f"{path} cannot be read ({error}); rebuild it with `leret pairs`") from error
+            raise TrainingError(
+                f"{path} cannot be read ({error}); rebuild it with `leret pairs`"
+            ) from error
         if missing := [name for name in _COLUMNS if name not in table.column_names]:
             raise TrainingError(
                 f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
                 "rebuild it with `leret pairs`"
             )
-        added = [name for name in _ENDINGS if name in table.column_names]  # pairs of an older version lack them
+        added = [
+            name for name in _ENDINGS if name in table.column_names
+        ]  # pairs of an older version lack them
         rows = table.select([*_COLUMNS, *added]).to_pylist()
         if not rows:
             raise TrainingError(
@@ -179,7 +204,12 @@ def completion_rows(
 
     TRL encodes the texts again and ends each with an end token, so rows with ``is_cut`` should be left out.
     """
-    columns = {"prompt": "messages", "completion": "messages", "question_id": "string", "is_cut": "bool"}
+    columns = {
+        "prompt": "messages",
+        "completion": "messages",
+        "question_id": "string",
+        "is_cut": "bool",
+    }
     rows = (
         {
             "prompt": list(example.prompt),
@@ -198,7 +228,9 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         content: list[Any] = [example.task_id, example.prompt, example.completions, example.scores]
-        if any(example.is_cut) or any(example.token_ids):  # other examples keep the digest of earlier versions
+        if any(example.is_cut) or any(
+            example.token_ids
+        ):  # other examples keep the digest of earlier versions
             content += [example.is_cut, example.token_ids]
         row = json.dumps(content, sort_keys=True)
         name.update(f"{row}\n".encode())
@@ -236,7 +268,11 @@ class TokenEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, end: int, enable_thinking: bool | None = None, stops: Sequence[int] = ()
+        self,
+        tokenizer: Any,
+        end: int,
+        enable_thinking: bool | None = None,
+        stops: Sequence[int] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.end = end
@@ -245,40 +281,63 @@ class TokenEncoder:
         self._ends = self._sampler.set_ends([end, *stops])
         self._size = len(tokenizer.get_vocab())
 
-    def encode(self, examples: Sequence[TrainingExample], *, same_tokenizer: bool = False) -> list[Encoded]:
+    def encode(
+        self, examples: Sequence[TrainingExample], *, same_tokenizer: bool = False
+    ) -> list[Encoded]:
         """Encode examples; with ``same_tokenizer``, their token ids are from a sampler with this tokenizer.
 
         Raises:
             TrainingError: token ids are not those of the completion's text, with ``same_tokenizer``.
         """
-        messages = {str(example.prompt): example.prompt for example in examples}  # pairs of a state share a prompt
+        messages = {
+            str(example.prompt): example.prompt for example in examples
+        }  # pairs of a state share a prompt
         rendered = {key: self.render(prompt) for key, prompt in messages.items()}
         prompts = [rendered[str(example.prompt)] for example in examples]
         both = zip(prompts, examples, strict=True)
-        texts = dict.fromkeys([*prompts, *(prompt + text for prompt, one in both for text in one.completions)])
+        texts = dict.fromkeys(
+            [*prompts, *(prompt + text for prompt, one in both for text in one.completions)]
+        )
         ids = dict(zip(texts, self._ids(list(texts)), strict=True))
         encoded = []
         sampled: dict[tuple[Any, ...], list[int] | None] = {}  # pairs of a state share completions
         for prompt, example in zip(prompts, examples, strict=True):
             completions = []
-            for text, is_cut, token_ids in zip_longest(example.completions, example.is_cut, example.token_ids):
+            for text, is_cut, token_ids in zip_longest(
+                example.completions, example.is_cut, example.token_ids
+            ):
                 target = text, is_cut, token_ids and tuple(token_ids)
                 if target not in sampled:
                     sampled[target] = self._sampled(example.task_id, *target, same_tokenizer)
-                whole = sampled[target] or self._completion(ids[prompt], ids[prompt + text], text, is_cut)
+                whole = sampled[target] or self._completion(
+                    ids[prompt], ids[prompt + text], text, is_cut
+                )
                 completions.append(whole)
-            encoded.append(Encoded(ids[prompt], tuple(completions), example.scores, example.learns_end))
+            encoded.append(
+                Encoded(ids[prompt], tuple(completions), example.scores, example.learns_end)
+            )
         return encoded
 
     def render(self, messages: Messages) -> str:
-        how = {"enable_thinking": self.enable_thinking, "tokenize": False, "add_generation_prompt": True}
-        return str(apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how))
+        how = {
+            "enable_thinking": self.enable_thinking,
+            "tokenize": False,
+            "add_generation_prompt": True,
+        }
+        return str(
+            apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how)
+        )
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         return self._ids([self.render(messages)])[0]
 
     def _sampled(
-        self, task_id: str, text: str, is_cut: bool | None, ids: Sequence[int] | None, same_tokenizer: bool
+        self,
+        task_id: str,
+        text: str,
+        is_cut: bool | None,
+        ids: Sequence[int] | None,
+        same_tokenizer: bool,
     ) -> list[int] | None:
         """Return the sampled ids of a completion, with an end token unless it was cut; None to encode its text.
 
@@ -300,7 +359,9 @@ class TokenEncoder:
             )
         return None
 
-    def _completion(self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None = None) -> list[int]:
+    def _completion(
+        self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None = None
+    ) -> list[int]:
         """Encode a completion as it follows its prompt, or alone if a token would span both (no sampled token does)."""
         ids = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self._ids([text])[0]
         return ids if is_cut else [*ids, self.end]
@@ -326,21 +387,29 @@ def check_parity(
 
     with Store(run.store, read_only=True) as store:
         groups = store.groups(run.manifest.policy_digest)
-        trained = (group for group in groups if predictors is None or group.state.predictor in predictors)
+        trained = (
+            group for group in groups if predictors is None or group.state.predictor in predictors
+        )
         states = list(islice(trained, _STATES))
     _check_counts(run, initial, encoder, states, predictors)
     _check_examples(run, states, examples)
     _check_program(run, states)
 
 
-def _check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
+def _check_ids(
+    examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]
+) -> None:
     """Compare the token ids of some prompts with the sampler's; raise `TrainingError` at the first difference."""
-    engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
+    engine = PromptEncoder(
+        encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking
+    )
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
         if ours != theirs:
             shorter = min(len(ours), len(theirs))
-            place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter)
+            place = next(
+                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter
+            )
             raise TrainingError(
                 f"question {examples[index].task_id}: training and sampling prompts differ from token {place} on:\n"
                 f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
@@ -350,7 +419,9 @@ def _check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encod
             )
 
 
-def has_sampled_tokenizer(run: Run, initial: InitialPolicy, predictors: Collection[str] | None = None) -> bool:
+def has_sampled_tokenizer(
+    run: Run, initial: InitialPolicy, predictors: Collection[str] | None = None
+) -> bool:
     """Return whether training starts from the sampled model, or from a policy that this run trained from it.
 
     A served model is the initial policy if their names agree, without the digest that `leret serve policy` appends.
@@ -375,7 +446,11 @@ def _check_counts(
     """Compare token counts of zero-shot prompts with the sampler's; only warn if the sampled model may be another."""
     for group in states:
         state, ids = group.state, encoder.prompt_ids(plain(group.state.messages))
-        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"} - {None, 0, len(ids)}
+        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"} - {
+            None,
+            0,
+            len(ids),
+        }
         if not counts:
             continue
         fault = (
@@ -390,7 +465,9 @@ def _check_counts(
         return
 
 
-def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:
+def _check_examples(
+    run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]
+) -> None:
     from leret.programs.checks import message_difference
 
     known: dict[str, list[Messages]] = defaultdict(list)

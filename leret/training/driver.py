@@ -14,7 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    DefaultFlowCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import rotate_checkpoints
 
@@ -93,16 +99,22 @@ class Driver(TrainerCallback):
         elif self.validate is not None:
             self._validate(self.validate, state, control)
         if state.best_global_step:  # the run's directory may have moved
-            state.best_model_checkpoint = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
+            state.best_model_checkpoint = os.path.join(
+                args.output_dir, f"checkpoint-{state.best_global_step}"
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.interrupt.agree():
             control.should_save = control.should_training_stop = True
         is_last = state.global_step == state.max_steps
-        if self.validate is not None and (is_last or (self.eval_steps and state.global_step % self.eval_steps == 0)):
+        if self.validate is not None and (
+            is_last or (self.eval_steps and state.global_step % self.eval_steps == 0)
+        ):
             self._validate(self.validate, state, control)
         if control.should_save:
-            control.should_log = True  # the monitor then checks the loss before the checkpoint is written
+            control.should_log = (
+                True  # the monitor then checks the loss before the checkpoint is written
+            )
         self.progress.advance(1, **self._facts)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -113,7 +125,11 @@ class Driver(TrainerCallback):
             entry |= self._costs(args, state, entry)
         if self.monitor.see(state.log_history):
             control.should_save = control.should_training_stop = True
-        self._facts |= {label: float(entry[name]) for name, label in _SHOWN.items() if entry.get(name) is not None}
+        self._facts |= {
+            label: float(entry[name])
+            for name, label in _SHOWN.items()
+            if entry.get(name) is not None
+        }
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.finish()
@@ -137,7 +153,10 @@ class Driver(TrainerCallback):
         self.log(validate())
         self._since += time.monotonic() - began
         control.should_log = should_log
-        if state.global_step and best_step(state.log_history, self.monitor.measure) == state.global_step:
+        if (
+            state.global_step
+            and best_step(state.log_history, self.monitor.measure) == state.global_step
+        ):
             state.best_global_step = state.global_step
             control.should_save = True
 
@@ -145,18 +164,29 @@ class Driver(TrainerCallback):
 class StepLoop:
     """State and callbacks of an engine that is not a `transformers.Trainer`; events come in Trainer's order."""
 
-    def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int) -> None:
+    def __init__(
+        self, directory: Path, logging_steps: int, save_steps: int, max_steps: int
+    ) -> None:
         self.args = TrainingArguments(
-            output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[], logging_first_step=True
+            output_dir=str(directory),
+            save_strategy="steps",
+            use_cpu=True,
+            report_to=[],
+            logging_first_step=True,
         )
-        self.state = TrainerState(max_steps=max_steps, logging_steps=logging_steps, save_steps=save_steps)
+        self.state = TrainerState(
+            max_steps=max_steps, logging_steps=logging_steps, save_steps=save_steps
+        )
         self.control = TrainerControl()
         self._handler: Any = CallbackHandler([DefaultFlowCallback()], None, None, None, None)
         self._figures: list[Mapping[str, float]] = []
 
     @property
     def is_over(self) -> bool:
-        return bool(self.control.should_training_stop) or self.state.global_step >= self.state.max_steps
+        return (
+            bool(self.control.should_training_stop)
+            or self.state.global_step >= self.state.max_steps
+        )
 
     def add_callback(self, callback: TrainerCallback) -> None:
         self._handler.add_callback(callback)
@@ -183,7 +213,9 @@ class StepLoop:
     def save_state(self, checkpoint: Path) -> None:
         """Complete a checkpoint by writing the trainer state, and remove older checkpoints."""
         best = self.state.best_global_step
-        self.state.best_model_checkpoint = None if best is None else str(checkpoint.parent / f"checkpoint-{best}")
+        self.state.best_model_checkpoint = (
+            None if best is None else str(checkpoint.parent / f"checkpoint-{best}")
+        )
         self.state.save_to_json(str(checkpoint / "trainer_state.json"))
         rotate_checkpoints(str(checkpoint.parent), N_CHECKPOINTS, self.state.best_model_checkpoint)
 
@@ -199,7 +231,9 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         directory.drop_broken()
     checkpoint = directory.checkpoint()
     state = checkpoint and TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    if checkpoint and state and state.global_step >= state.max_steps:  # Trainer would take one more step
+    if (
+        checkpoint and state and state.global_step >= state.max_steps
+    ):  # Trainer would take one more step
         engine.load(checkpoint)
         engine.state = state
     else:
@@ -209,7 +243,9 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
             if recipe.progress_unit == "round":
                 stage = f"{stage}, rounds"
             validate = None if validation is None else partial(engine.validate, validation)
-            driver = Driver(engine.log, monitor, stage, progress, interrupt, validate, recipe.eval_steps)
+            driver = Driver(
+                engine.log, monitor, stage, progress, interrupt, validate, recipe.eval_steps
+            )
             engine.add_callback(driver)
             engine.train(checkpoint)
             monitor.check()

@@ -41,7 +41,14 @@ from leret.training.watch import PEAK, RATE
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
 
-_DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream error", "File too large", "os error 28")
+_DISK = (
+    "No space left",
+    "PytorchStreamWriter",
+    "unexpected pos",
+    "iostream error",
+    "File too large",
+    "os error 28",
+)
 
 
 @contextmanager
@@ -98,7 +105,9 @@ class Interrupt:
     def handled(self) -> Iterator[None]:
         """Catch signals inside the block; raise KeyboardInterrupt at the end of the block if a signal came."""
         numbers = (signal.SIGINT, signal.SIGTERM)
-        main = threading.current_thread() is threading.main_thread()  # only the main thread can handle signals
+        main = (
+            threading.current_thread() is threading.main_thread()
+        )  # only the main thread can handle signals
         before = {number: signal.signal(number, self._stop) for number in numbers if main}
         try:
             yield
@@ -130,12 +139,18 @@ class CheckpointDirectory:
 
     def lock(self) -> AbstractContextManager[Any]:
         """Return a context manager that locks the directory in rank 0; entering raises RunError if it is locked."""
-        busy = RunError(f"{self.path} is being trained by another process; wait for that process or stop it")
+        busy = RunError(
+            f"{self.path} is being trained by another process; wait for that process or stop it"
+        )
         return locked(self.path / "training.lock", busy) if is_main() else nullcontext()
 
     def begun_with(self) -> dict[str, Any] | None:
         """Return the recipe and digests of unfinished training; None if nothing was started."""
-        return json.loads(self._started.read_text(encoding="utf-8")) if self._started.is_file() else None
+        return (
+            json.loads(self._started.read_text(encoding="utf-8"))
+            if self._started.is_file()
+            else None
+        )
 
     def begin(self, key: Mapping[str, Any]) -> None:
         write_atomically(self._started, json.dumps(key, indent=1, ensure_ascii=False))
@@ -214,7 +229,9 @@ class TrainReport:
     already: bool = False  # the policy existed, and nothing was done
     resumed_from: int = 0  # step, or round, of the checkpoint at which this call resumed
     best_step: int | None = None  # optimizer step of the published weights, chosen by validation
-    validation_gain: float | None = None  # validation score of the published weights minus the score before training
+    validation_gain: float | None = (
+        None  # validation score of the published weights minus the score before training
+    )
     alarms: tuple[str, ...] = ()
     peak_gib: float | None = None  # peak memory of the GPU, or of the process
     completions_per_second: float | None = None  # mean over the log entries
@@ -223,7 +240,9 @@ class TrainReport:
     def notes(self) -> list[str]:
         few = f"{self.examples} examples gave only {self.steps} optimizer steps; sample more questions or train longer"
         worse = "no step had a better validation score than the policy before training; compare both with `leret eval`"
-        return [few] * (self.steps < 10) + [worse] * (self.validation_gain is not None and self.validation_gain <= 0)
+        return [few] * (self.steps < 10) + [worse] * (
+            self.validation_gain is not None and self.validation_gain <= 0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,8 +281,12 @@ class TrainingRecord:
         """Return the unit of the steps in the log: ``step`` (an optimizer step) or ``round``."""
         return "step" if self.rounds is None else "round"
 
-    def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
-        losses: list[float | None] = [float(e["loss"]) for e in self.log_history if "loss" in e] or [None]
+    def report(
+        self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0
+    ) -> TrainReport:
+        losses: list[float | None] = [
+            float(e["loss"]) for e in self.log_history if "loss" in e
+        ] or [None]
         scores = [score for _, score in self.validations]
         peaks = [float(e[PEAK]) for e in self.log_history if PEAK in e]
         rates = [float(e[RATE]) for e in self.log_history if RATE in e]
@@ -289,13 +312,20 @@ class TrainingRecord:
     @property
     def validations(self) -> list[tuple[int, float]]:
         """Return each validation's step and score."""
-        figures = ((e["step"], n, v) for e in self.log_history for n, v in e.items() if n.startswith("eval_"))
+        figures = (
+            (e["step"], n, v)
+            for e in self.log_history
+            for n, v in e.items()
+            if n.startswith("eval_")
+        )
         return [(step, value) for step, name, value in figures if name != "eval_unparsed"]
 
     def write(self, directory: Path, method: str, base_model: str, library: str) -> None:
         write_atomically(directory / "README.md", model_card(self, method, base_model, library))
         value = {**asdict(self), "weights": policy_digest(directory)}
-        write_atomically(directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False))
+        write_atomically(
+            directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False)
+        )
 
 
 _LOAD = "`leret.load` opens the run's `program` directory: the program and a policy."
@@ -311,12 +341,24 @@ _USE = {
 
 def model_card(record: TrainingRecord, method: str, base_model: str, library: str) -> str:
     """Return the Hugging Face model card (README.md) of a policy."""
-    last: Mapping[str, Any] = next((entry for entry in reversed(record.log_history) if "loss" in entry), {})
-    figures = {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
+    last: Mapping[str, Any] = next(
+        (entry for entry in reversed(record.log_history) if "loss" in entry), {}
+    )
+    figures = {
+        name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)
+    }
     texts = library in {"peft", "tinker", "transformers"}
     retrieves = library == "sentence-transformers"
-    noun = "policy that writes search queries" if texts else "retriever" if retrieves else "picker of candidates"
-    served = f"Its weights are on the server that trained it; `tinker.json` has their paths. {_LOAD}"
+    noun = (
+        "policy that writes search queries"
+        if texts
+        else "retriever"
+        if retrieves
+        else "picker of candidates"
+    )
+    served = (
+        f"Its weights are on the server that trained it; `tinker.json` has their paths. {_LOAD}"
+    )
     quoted = base_model.replace("\\", "\\\\").replace('"', '\\"')
     return f"""---
 library_name: {library}
@@ -350,7 +392,9 @@ The evaluation is in the run's `eval/summary.json`; the whole training log is in
 
 def _outcome(record: TrainingRecord) -> str:
     unit = record.unit
-    paragraphs = [f"Alarm at {unit} {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
+    paragraphs = [
+        f"Alarm at {unit} {alarm['step']}: {alarm['message']}." for alarm in record.alarms
+    ]
     if record.best_step is not None:
         points = ", ".join(f"{value:.3f} at {unit} {step}" for step, value in record.validations)
         best = f"The weights are from {unit} {record.best_step}, which has the best validation: {points}."
@@ -359,4 +403,10 @@ def _outcome(record: TrainingRecord) -> str:
 
 
 def _table(head: str, rows: Mapping[str, str]) -> str:
-    return "\n".join([f"| {head} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return "\n".join(
+        [
+            f"| {head} | value |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in rows.items()),
+        ]
+    )

@@ -52,10 +52,16 @@ class InitialPolicy:
     def base_model(self) -> str:
         """Hub name, if the directory is a snapshot in ``models--OWNER--NAME``; otherwise the directory's name."""
         of_hub = [part for part in self.directory.parts if part.startswith("models--")]
-        return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else self.directory.name
+        return (
+            of_hub[-1].removeprefix("models--").replace("--", "/", 1)
+            if of_hub
+            else self.directory.name
+        )
 
 
-def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = None) -> InitialPolicy:
+def find_initial(
+    run: Run, init_from: str, predictors: Collection[str] | None = None
+) -> InitialPolicy:
     """Find the policy ``init_from``; raise `TrainingError` if it is unknown, damaged, or changed since sampling."""
     trained = run.policies / init_from
     if init_from == "base":
@@ -71,11 +77,16 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
             f"{', '.join(known) or 'none'}) or a directory; train {init_from} first, or change init_from"
         )
     path = find_model(model).resolve()
-    digest, record = model_digest(path), trained if init_from != "base" and trained.is_dir() else path
+    digest, record = (
+        model_digest(path),
+        trained if init_from != "base" and trained.is_dir() else path,
+    )
     if init_from == "base":
         _check_unchanged(run, path, digest, predictors)
     template = sampled_settings(run, predictors).get("template")
-    return InitialPolicy(init_from, path, digest, int(training_record(record).get("total_steps", 0)), template)
+    return InitialPolicy(
+        init_from, path, digest, int(training_record(record).get("total_steps", 0)), template
+    )
 
 
 def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
@@ -87,13 +98,19 @@ def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
     places = (run.policies / recipe.init_from, Path(recipe.init_from))
     trained = next((place.resolve() for place in places if (place / TINKER_RECORD).is_file()), None)
     if not isinstance(settings, TinkerPolicySettings):
-        raise TrainingError(f"engine: tinker needs a run with policy.kind tinker, not {settings.kind}; remove engine")
+        raise TrainingError(
+            f"engine: tinker needs a run with policy.kind tinker, not {settings.kind}; remove engine"
+        )
     if trained is None and recipe.init_from != "base":
-        raise TrainingError(f"init_from: {recipe.init_from!r} was not trained with engine: tinker; use base")
+        raise TrainingError(
+            f"init_from: {recipe.init_from!r} was not trained with engine: tinker; use base"
+        )
     directory = trained or Path(settings.model)
     refuse_changed_weights(directory)
     digest = tinker_digest(settings.model_copy(update={"model": str(directory)}))
-    return InitialPolicy(recipe.init_from, directory, digest, int(training_record(directory).get("total_steps", 0)))
+    return InitialPolicy(
+        recipe.init_from, directory, digest, int(training_record(directory).get("total_steps", 0))
+    )
 
 
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
@@ -106,7 +123,10 @@ def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
     n_parameters = count_parameters(initial.directory) or 10**9  # a server has the weights
     rate = recipe.learning_rate_for(n_parameters)
     logging.getLogger("leret").info(
-        "%s: learning_rate %g, chosen for %.3g parameters", type(recipe).__name__, rate, n_parameters
+        "%s: learning_rate %g, chosen for %.3g parameters",
+        type(recipe).__name__,
+        rate,
+        n_parameters,
     )
     return recipe.model_copy(update={"learning_rate": rate})
 
@@ -141,7 +161,12 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
             f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind {settings.kind}; set "
             "policy.kind (or policies.NAME.kind) to features or encoder in the sampling recipe, or change predictors"
         )
-    kinds = settings.kind, sampling.retriever.kind, getattr(sampling.retriever, "store", "flat"), recipe.states
+    kinds = (
+        settings.kind,
+        sampling.retriever.kind,
+        getattr(sampling.retriever, "store", "flat"),
+        recipe.states,
+    )
     if getattr(recipe, "reindex_rounds", None) and kinds != ("encoder", "dense", "flat", "live"):
         raise TrainingError(
             "reindex_rounds needs policy.kind encoder, retriever.kind dense, retriever.store flat and states: live, "
@@ -158,21 +183,29 @@ def training_record(directory: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(f"{path} cannot be read ({error}); remove {directory} and train again") from error
+        raise TrainingError(
+            f"{path} cannot be read ({error}); remove {directory} and train again"
+        ) from error
 
 
 def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:
     rounds = run.manifest.rounds
     local = sampled_settings(run, predictors).get("kind") == "local"
     known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
-    if local and known and digest not in {known.get(name, known[""]) for name in predictors or [""]}:
+    if (
+        local
+        and known
+        and digest not in {known.get(name, known[""]) for name in predictors or [""]}
+    ):
         raise TrainingError(
             f"the policy in {path} is no longer the one that {run.path} was sampled from, because its files changed; "
             "restore the files, or sample a new run with the changed policy"
         )
 
 
-def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: str) -> tuple[Any, Any]:
+def load_for_training(
+    initial: InitialPolicy, lora: LoraSettings | None, dtype: str
+) -> tuple[Any, Any]:
     """Return the policy's model in training mode, and its tokenizer.
 
     Weights stay in float32 while autocast computes in bfloat16, because bfloat16 weights lose updates at small learning
@@ -260,7 +293,9 @@ def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
     )
 
 
-def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None) -> None:
+def save_policy(
+    model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None
+) -> None:
     """Write a model or adapter as safetensors, with its tokenizer; ``state``, if given, is written as the weights."""
     peft = hasattr(model, "peft_config")
     only = {"selected_adapters": ["default"]} if peft else {}

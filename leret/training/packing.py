@@ -50,7 +50,9 @@ class Packed:
     places: list[list[list[int]]]
 
 
-def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None) -> Packed:
+def pack(
+    trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None
+) -> Packed:
     """Lay out trees, each a prompt with non-empty completions; ``rows`` has the tree indices of each row."""
     rows = rows or [[i] for i in range(len(trees))]
     lengths = [len(prompt) + sum(map(len, completions)) for prompt, completions in trees]
@@ -69,11 +71,19 @@ def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int
                 positions[r, span] = torch.arange(len(part)) + (len(prompt) if j else 0)
                 tree[r, span], branch[r, span] = i, j
                 if j:
-                    places[i].append([last, *range(r * width + end, r * width + end + len(part) - 1)])
+                    places[i].append(
+                        [last, *range(r * width + end, r * width + end + len(part) - 1)]
+                    )
                 end += len(part)
     same_branch = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    seen = same_branch & (tree[:, None, :] == tree[:, :, None]) & torch.ones(width, width, dtype=torch.bool).tril()
-    mask = torch.zeros(len(rows), 1, width, width).masked_fill(~seen[:, None], torch.finfo(torch.float32).min)
+    seen = (
+        same_branch
+        & (tree[:, None, :] == tree[:, :, None])
+        & torch.ones(width, width, dtype=torch.bool).tril()
+    )
+    mask = torch.zeros(len(rows), 1, width, width).masked_fill(
+        ~seen[:, None], torch.finfo(torch.float32).min
+    )
     return Packed(ids, positions, mask, places)
 
 
@@ -104,12 +114,17 @@ def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> 
         completion, and the attention mask is a `Layout`.
     """
     heads = [prompt[-1:] if packed else prompt for prompt, _ in sequences]
-    whole = [torch.tensor([*head, *completion]) for head, (_, completion) in zip(heads, sequences, strict=True)]
+    whole = [
+        torch.tensor([*head, *completion])
+        for head, (_, completion) in zip(heads, sequences, strict=True)
+    ]
     batch: dict[str, Any] = {
         "input_ids": pad_sequence(whole, batch_first=True, padding_value=pad),
         "attention_mask": pad_sequence([torch.ones_like(ids) for ids in whole], batch_first=True),
     }
-    marks = [(torch.arange(len(ids)) >= len(head)).long() for ids, head in zip(whole, heads, strict=True)]
+    marks = [
+        (torch.arange(len(ids)) >= len(head)).long() for ids, head in zip(whole, heads, strict=True)
+    ]
     batch["completion_mask"] = pad_sequence(marks, batch_first=True)
     if packed:
         batch["attention_mask"] = _layout(sequences)
@@ -119,16 +134,24 @@ def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> 
 def share_prompts(model: Any) -> bool:
     """Add hooks so that the model accepts packed batches; return False if its type is not in `MODEL_TYPES`."""
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
-    if inner.config.model_type not in MODEL_TYPES or getattr(inner.config, "use_sliding_window", False):
+    if inner.config.model_type not in MODEL_TYPES or getattr(
+        inner.config, "use_sliding_window", False
+    ):
         return False
     places: list[torch.Tensor] = []
 
-    def before(module: Any, args: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def before(
+        module: Any, args: Any, arguments: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
         layout = arguments.get("attention_mask")
         if not isinstance(layout, Layout):
             return None
         places[:] = [layout["places"]]
-        rows = {"input_ids": layout["ids"], "attention_mask": layout["mask"], "position_ids": layout["positions"]}
+        rows = {
+            "input_ids": layout["ids"],
+            "attention_mask": layout["mask"],
+            "position_ids": layout["positions"],
+        }
         return args, arguments | rows
 
     def after(module: Any, args: Any, output: Any) -> Any:
@@ -136,7 +159,9 @@ def share_prompts(model: Any) -> bool:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[places.pop()]
         return output
 
-    backbone = inner.get_decoder()  # the module that the LM head model calls; for OPT it is not base_model
+    backbone = (
+        inner.get_decoder()
+    )  # the module that the LM head model calls; for OPT it is not base_model
     backbone.register_forward_pre_hook(before, with_kwargs=True)
     backbone.register_forward_hook(after)
     return True
@@ -158,4 +183,10 @@ def _layout(sequences: Sequence[tuple[Ids, Ids]]) -> Layout:
     width = 1 + max(map(len, places))  # the last token of a completion predicts nothing
     table = torch.stack([torch.nn.functional.pad(one, (0, width - len(one))) for one in places])
     n_tokens = torch.tensor(sum(len(prompt) + len(completion) for prompt, completion in sequences))
-    return Layout(ids=packed.ids, mask=packed.mask, positions=packed.positions, places=table, n_tokens=n_tokens)
+    return Layout(
+        ids=packed.ids,
+        mask=packed.mask,
+        positions=packed.positions,
+        places=table,
+        n_tokens=n_tokens,
+    )

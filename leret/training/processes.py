@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_ROUND = timedelta(days=1)  # the other processes wait while the main process samples a round
+_LONGEST_ROUND = timedelta(
+    days=1
+)  # the other processes wait while the main process samples a round
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 
@@ -44,9 +46,13 @@ def is_sharded() -> bool:
 def refuse_processes(recipe: TrainingRecipe) -> None:
     """Raise `TrainingError` if the algorithm cannot use several processes."""
     if recipe.in_one_process:
-        raise TrainingError(f"algorithm: {recipe.algorithm} trains a picker in one process; remove --launch")
+        raise TrainingError(
+            f"algorithm: {recipe.algorithm} trains a picker in one process; remove --launch"
+        )
     if recipe.uses_tinker and n_processes() > 1:
-        raise TrainingError("engine: tinker trains on a server, with one process here; remove --launch")
+        raise TrainingError(
+            "engine: tinker trains on a server, with one process here; remove --launch"
+        )
 
 
 def start_processes(device: str) -> None:

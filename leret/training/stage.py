@@ -67,16 +67,24 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         job = make_job(recipe, run, environment)
         report = train_job(job, progress)
     if is_main() and not report.already:
-        facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
+        facts = {
+            name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")
+        }
         facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
         name = job.recipe.policy_name
-        training = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}
+        training = {
+            **json.loads(json.dumps(job.key)),
+            "steps": report.steps,
+            "total_steps": report.total_steps,
+        }
         run.update(keep=True, training={name: training})
         run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
     return report
 
 
-def train_job(job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None) -> TrainReport:
+def train_job(
+    job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None
+) -> TrainReport:
     """Train a prepared job, or report the finished policy if it exists."""
     began = time.monotonic()
     directory = job.directory
@@ -133,7 +141,9 @@ def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
     )
 
 
-def open_environment(recipe: TrainingRecipe, run: Run) -> AbstractContextManager[Environment | None]:
+def open_environment(
+    recipe: TrainingRecipe, run: Run
+) -> AbstractContextManager[Environment | None]:
     """Open the run's environment if needed to sample, to validate or to choose predictors; otherwise yield None."""
     several = run.section("sampling", "leret sample RECIPE").get("policies")
     needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
@@ -165,7 +175,9 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         digests["validation"] = validation.digest
         inputs = [one for one in inputs if getattr(one, name) not in validation.ids]
         if not inputs:
-            raise TrainingError("eval_tasks: validation leaves no tasks for training; lower eval_tasks")
+            raise TrainingError(
+                "eval_tasks: validation leaves no tasks for training; lower eval_tasks"
+            )
     return TrainingJob(
         recipe,
         initial,
@@ -176,14 +188,18 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         environment=environment,
         validation=validation,
         max_steps=_matched_steps(run, recipe, initial),
-        enable_thinking=sampled_settings(run, getattr(recipe, "writer", recipe).predictors).get("enable_thinking"),
+        enable_thinking=sampled_settings(run, getattr(recipe, "writer", recipe).predictors).get(
+            "enable_thinking"
+        ),
     )
 
 
 def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
     """Raise `TrainingError` if some of the tasks are in the evaluation split, as recorded when the run was sampled."""
     if not run.held_out.is_file():
-        raise TrainingError(f"{run.held_out} (list of evaluation tasks) is missing; write it with `leret sample`")
+        raise TrainingError(
+            f"{run.held_out} (list of evaluation tasks) is missing; write it with `leret sample`"
+        )
     held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
     leaked = sorted(held_out.intersection(task_ids))
     if leaked:
@@ -206,7 +222,9 @@ def _with_predictors(
     trained = recipe.with_predictors(*some)
     if not trained.predictors:
         policy = "a picker" if algorithm.picks else "a policy that writes"
-        raise TrainingError(f"algorithm: {recipe.algorithm} trains {policy}, but no predictor of {run.path} uses one")
+        raise TrainingError(
+            f"algorithm: {recipe.algorithm} trains {policy}, but no predictor of {run.path} uses one"
+        )
     return trained
 
 
@@ -217,7 +235,9 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
         return None
     total = training_record(run.policies / name).get("total_steps")
     if not total:
-        raise TrainingError(f"match_steps_of: {run.path} has no trained policy {name!r}; train it before this one")
+        raise TrainingError(
+            f"match_steps_of: {run.path} has no trained policy {name!r}; train it before this one"
+        )
     if total <= initial.total_steps:
         raise TrainingError(
             f"match_steps_of: {name!r} was trained for {total} steps in total, but {recipe.init_from!r} (init_from) "

@@ -24,7 +24,9 @@ from leret.training.processes import is_sharded
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
 
-_OTHER = "set eval_split: train, which excludes eval_tasks tasks from training, or remove eval_steps"
+_OTHER = (
+    "set eval_split: train, which excludes eval_tasks tasks from training, or remove eval_steps"
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class Validation:
     environment: Environment
     tasks: Sequence[Task]
     measure: str
-    predictors: Sequence[str] | None = None  # predictors in training; None if the run has one policy
+    predictors: Sequence[str] | None = (
+        None  # predictors in training; None if the run has one policy
+    )
 
     @property
     def ids(self) -> frozenset[str]:
@@ -49,10 +53,14 @@ class Validation:
         """Return a causal LM's ``eval_MEASURE`` and ``eval_unparsed``: means over the tasks, each in [0, 1]."""
         from leret.policies.local.policy import LocalPolicy
 
-        thinking = self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")
+        thinking = (
+            self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")
+        )
         name = f"step {step}"
         return self.run_policy(
-            LocalPolicy.over(model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking)
+            LocalPolicy.over(
+                model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking
+            )
         )
 
     def run_policy(self, policy: Policy) -> dict[str, float]:
@@ -73,7 +81,9 @@ class Validation:
         values = [value(_outcome(tasks[rollout.task_id], rollout)) for rollout in done]
         scored = [float(v) for v in values if v is not None]
         if not scored:
-            raise TrainingError(f"metric_for_best_model: no validation task has {self.measure}; choose another measure")
+            raise TrainingError(
+                f"metric_for_best_model: no validation task has {self.measure}; choose another measure"
+            )
         unparsed = sum(rollout.unparsed for rollout in done) / len(done)
         return {f"eval_{self.measure}": sum(scored) / len(scored), "eval_unparsed": unparsed}
 
@@ -86,13 +96,17 @@ class Validation:
         policy = environment.policies(policy, self.predictors)
         recipe = environment.recipe
         limits = {name: one.max_tokens for name, one in recipe.policies.items()}
-        actor = PolicyActor(policy, environment.formatter, Decoding(recipe.policy.max_tokens, limits=limits))
+        actor = PolicyActor(
+            policy, environment.formatter, Decoding(recipe.policy.max_tokens, limits=limits)
+        )
         with closing(SearchBatcher(environment.retriever)) as searches:
             async with aclosing(policy):
                 return await RolloutRunner(environment.runner(searches), actor).run(self.tasks)
 
 
-def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation:
+def open_validation(
+    recipe: TrainingRecipe, environment: Environment, trained: Collection[str]
+) -> Validation:
     """Choose the recipe's validation tasks, with ids outside ``trained`` as far as possible; return the validation."""
     if is_sharded():
         raise TrainingError(
@@ -107,9 +121,13 @@ def open_validation(recipe: TrainingRecipe, environment: Environment, trained: C
         raise TrainingError(f"eval_split: {error}; {_OTHER}") from error
     tasks = [task for task in split if task.gold or task.answers]
     if not tasks:
-        raise TrainingError(f"eval_split: no task in {recipe.eval_split} has gold documents or answers; {_OTHER}")
+        raise TrainingError(
+            f"eval_split: no task in {recipe.eval_split} has gold documents or answers; {_OTHER}"
+        )
     tasks.sort(key=lambda task: (task.id in trained, rank_of(task.id, seed, "validation")))
-    return Validation(environment, tasks[: recipe.eval_tasks], recipe.metric_for_best_model, recipe.predictors)
+    return Validation(
+        environment, tasks[: recipe.eval_tasks], recipe.metric_for_best_model, recipe.predictors
+    )
 
 
 def _outcome(task: Task, rollout: Rollout) -> Outcome:

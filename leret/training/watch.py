@@ -187,9 +187,16 @@ def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
     step = int(log[-1]["step"])
     messages = _validation(log, f"eval_{measure}")
     for prefix in ("", PICKER) if any(name.startswith(PICKER) for name in log[-1]) else ("",):
-        entries = [{name.removeprefix(prefix): v for name, v in e.items() if name.startswith(prefix)} for e in log]
+        entries = [
+            {name.removeprefix(prefix): v for name, v in e.items() if name.startswith(prefix)}
+            for e in log
+        ]
         found_by = ((rule.name, _check(rule, entries)) for rule in RULES)
-        messages |= {f"{prefix}{name}": f"{prefix}{message}" for name, message in found_by if message is not None}
+        messages |= {
+            f"{prefix}{name}": f"{prefix}{message}"
+            for name, message in found_by
+            if message is not None
+        }
     return [Alarm(name, step, message) for name, message in messages.items()]
 
 
@@ -205,15 +212,24 @@ def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
 def best_step(log: Log, measure: str = "recall") -> int | None:
     """Return the step after 0 with the best validation score (the earliest if tied); None without validation."""
     validated = [entry for entry in log if f"eval_{measure}" in entry and entry["step"] > 0]
-    return int(max(validated, key=lambda entry: entry[f"eval_{measure}"])["step"]) if validated else None
+    return (
+        int(max(validated, key=lambda entry: entry[f"eval_{measure}"])["step"])
+        if validated
+        else None
+    )
 
 
 def _check(rule: Rule, log: Log) -> str | None:
     key = next((key for key in rule.keys if log[-1].get(key) is not None), None)
-    if key is None or (key == "entropy" and ("alpha" in log[-1] or not any(name in log[-1] for name in _REWARDS))):
+    if key is None or (
+        key == "entropy" and ("alpha" in log[-1] or not any(name in log[-1] for name in _REWARDS))
+    ):
         return None  # imitation and a decaying temperature lower the entropy on purpose
     last, first = (
-        [float(entry[key]) for entry in islice((e for e in entries if e.get(key) is not None), rule.row)]
+        [
+            float(entry[key])
+            for entry in islice((e for e in entries if e.get(key) is not None), rule.row)
+        ]
         for entries in (reversed(log), log)
     )
     start = fmean(first)
@@ -284,7 +300,11 @@ class Monitor:
                     f"the {name} is {value} at {self.unit} {entry['step']}; "
                     "lower learning_rate or max_grad_norm, or check the training examples"
                 ).failed()
-        values = {n: float(v) for n, v in entry.items() if isinstance(v, int | float) and n not in ("step", "epoch")}
+        values = {
+            n: float(v)
+            for n, v in entry.items()
+            if isinstance(v, int | float) and n not in ("step", "epoch")
+        }
         for tracker in self.trackers:
             tracker.log(rewrite_logs(values), step=int(entry["step"]))  # train/loss, eval/recall
         for alarm in alarms(log, self.measure):
@@ -310,7 +330,9 @@ class Monitor:
 
 
 @contextmanager
-def monitored(recipe: TrainingRecipe, directory: Path, event: Callable[..., None] | None = None) -> Iterator[Monitor]:
+def monitored(
+    recipe: TrainingRecipe, directory: Path, event: Callable[..., None] | None = None
+) -> Iterator[Monitor]:
     """Yield a monitor with the trackers in ``report_to``; close the trackers when the block ends.
 
     TensorBoard and W&B write to ``directory/logs``. Only the main process has trackers and writes events.
@@ -321,7 +343,9 @@ def monitored(recipe: TrainingRecipe, directory: Path, event: Callable[..., None
             trackers.append(_tracker(name, recipe, directory / "logs"))
         measure, on_alarm = recipe.metric_for_best_model, recipe.on_alarm
         own_event = event if is_main() else None
-        yield Monitor(recipe.policy_name, measure, on_alarm, own_event, recipe.progress_unit, trackers)
+        yield Monitor(
+            recipe.policy_name, measure, on_alarm, own_event, recipe.progress_unit, trackers
+        )
     finally:
         for tracker in trackers:
             tracker.finish()
@@ -342,9 +366,15 @@ def _tracker(name: str, recipe: TrainingRecipe, logs: Path) -> Any:
     run_name, config = recipe.run_name or recipe.policy_name, recipe.model_dump(mode="json")
     logs.mkdir(parents=True, exist_ok=True)  # otherwise W&B writes to another directory
     if name == "tensorboard":
-        tracker = LOGGER_TYPE_TO_CLASS[name](run_name, os.environ.get("TENSORBOARD_LOGGING_DIR", str(logs)))
+        tracker = LOGGER_TYPE_TO_CLASS[name](
+            run_name, os.environ.get("TENSORBOARD_LOGGING_DIR", str(logs))
+        )
     else:
-        keys = {"resume": "allow"} if name == "trackio" else {"dir": os.environ.get("WANDB_DIR", str(logs))}
+        keys = (
+            {"resume": "allow"}
+            if name == "trackio"
+            else {"dir": os.environ.get("WANDB_DIR", str(logs))}
+        )
         tracker = LOGGER_TYPE_TO_CLASS[name](recipe.project, name=run_name, config=config, **keys)
     tracker.start()
     return tracker

@@ -40,9 +40,17 @@ class Viewer:
     an IP address.
     """
 
-    def __init__(self, runs: Sequence[Run], directory: Path, host: str = "localhost", token: str | None = None) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        directory: Path,
+        host: str = "localhost",
+        token: str | None = None,
+    ) -> None:
         self._directory, self._host, self._token = directory, host, token
-        self._cookie = f"leret-view-{digest(token)[:8]}"  # browsers share cookies between the ports of a host
+        self._cookie = (
+            f"leret-view-{digest(token)[:8]}"  # browsers share cookies between the ports of a host
+        )
         self._lock = asyncio.Lock()  # for all indexes, because the page of a question reads several
         self.runs: dict[str, RunIndex] = {}
         for number, run in enumerate(runs, start=1):
@@ -61,7 +69,11 @@ class Viewer:
         return app
 
     async def _background(self, _: web.Application) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work(name)) for name in self.runs for work in (self._follow, self._recollect)]
+        tasks = [
+            asyncio.create_task(work(name))
+            for name in self.runs
+            for work in (self._follow, self._recollect)
+        ]
         yield
         for task in tasks:
             task.cancel()
@@ -91,8 +103,12 @@ class Viewer:
 
     async def _collect(self, name: str) -> None:
         file = self._directory / f"facts-{time.monotonic_ns()}.db"
-        self._notes[name] = "Gold documents, results and plots are being read; they appear when ready."
-        process = await asyncio.create_subprocess_exec(*command(self.runs[name].run, file), stderr=subprocess.PIPE)
+        self._notes[name] = (
+            "Gold documents, results and plots are being read; they appear when ready."
+        )
+        process = await asyncio.create_subprocess_exec(
+            *command(self.runs[name].run, file), stderr=subprocess.PIPE
+        )
         try:
             _, errors = await process.communicate()
         finally:
@@ -111,7 +127,9 @@ class Viewer:
     async def _page(self, request: web.Request) -> web.StreamResponse:
         parts = _parts(request.rel_url.raw_path)
         if parts == ("live",):
-            return web.Response(text=await self._locked(self._pages.version, _parts(request.query.get("path", ""))))
+            return web.Response(
+                text=await self._locked(self._pages.version, _parts(request.query.get("path", "")))
+            )
         try:
             page = await self._locked(self._pages.page, parts, request.query)
         except ConfigError as error:
@@ -135,7 +153,9 @@ class Viewer:
             try:
                 return await asyncio.shield(work)
             finally:
-                await asyncio.wait([work])  # even if cancelled: no one may use or close the index before
+                await asyncio.wait(
+                    [work]
+                )  # even if cancelled: no one may use or close the index before
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -144,7 +164,9 @@ class Viewer:
                 raise web.HTTPForbidden(text="unknown Host; use localhost or an IP address")
         elif not _is_equal(request.cookies.get(self._cookie), self._token):
             if not _is_equal(request.query.get("token"), self._token):
-                raise web.HTTPUnauthorized(text="missing or wrong token; open the address that `leret view` printed")
+                raise web.HTTPUnauthorized(
+                    text="missing or wrong token; open the address that `leret view` printed"
+                )
             query = {name: value for name, value in request.query.items() if name != "token"}
             response = web.HTTPFound(server_url(*_parts(request.rel_url.raw_path), **query))
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
@@ -161,4 +183,6 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _is_equal(text: str | None, token: str) -> bool:
-    return text is not None and hmac.compare_digest(text.encode(errors="surrogateescape"), token.encode())
+    return text is not None and hmac.compare_digest(
+        text.encode(errors="surrogateescape"), token.encode()
+    )

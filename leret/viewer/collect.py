@@ -27,7 +27,11 @@ _LENGTH = 500
 
 def sources(run: Run) -> list[tuple[str, int]]:
     """Return the files that the facts are read from, with their modification times."""
-    files = {run.preferences / "train.parquet", *run.policies.glob("*/training.json"), *run.eval.rglob("summary.json")}
+    files = {
+        run.preferences / "train.parquet",
+        *run.policies.glob("*/training.json"),
+        *run.eval.rglob("summary.json"),
+    }
     return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
@@ -35,7 +39,11 @@ def summaries(run: Run) -> dict[str, dict[str, Any]]:
     """Return the summary of each evaluation by name, the main one (named "") first."""
     others = {path.parent.name: path for path in sorted(run.eval.glob("*/summary.json"))}
     paths = {"": run.eval / "summary.json", **others}
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.is_file()
+    }
 
 
 def main_measure(summary: Mapping[str, Any]) -> str:
@@ -82,11 +90,20 @@ def _results(run: Run) -> Iterator[Row]:
         measure = "ap" if "ap" in summary["measures"] else main_measure(summary)
         for system in (row["system"] for row in summary["rows"]):
             shown = f"{name}/{system}" if name else system
-            for question_id, hops in first_runs(read_rows(run.eval / name / system / "per_question.parquet")).items():
+            for question_id, hops in first_runs(
+                read_rows(run.eval / name / system / "per_question.parquet")
+            ).items():
                 end: float | None = 0.0  # stays 0 if the run ended before it had a ranking
                 for hop in hops:
                     end = hop.measures.get(measure) if hop.failure or hop.measures else end
-                    values = shown, question_id, hop.hop, hop.query, hop.completion, json.dumps(hop.doc_ids)
+                    values = (
+                        shown,
+                        question_id,
+                        hop.hop,
+                        hop.query,
+                        hop.completion,
+                        json.dumps(hop.doc_ids),
+                    )
                     scores = hop.measures.get("recall"), hop.measures.get("ap")
                     yield "results", (*values, *scores, hop.unparsed, hop.failure)
                 yield "ends", (shown, question_id, end)
@@ -116,7 +133,15 @@ def _pairs(run: Run) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     path = run.preferences / "train.parquet"
-    columns = ["question_id", "state_id", "step", "chosen_id", "rejected_id", "score_chosen", "score_rejected"]
+    columns = [
+        "question_id",
+        "state_id",
+        "step",
+        "chosen_id",
+        "rejected_id",
+        "score_chosen",
+        "score_rejected",
+    ]
     if path.is_file():
         for batch in pq.ParquetFile(path).iter_batches(columns=columns):
             for row in batch.to_pylist():
@@ -132,8 +157,13 @@ def _figures(run: Run) -> Iterator[Row]:
     for i, (name, summary) in enumerate(summaries(run).items()):
         if summary["rows"] and summary["measures"]:
             measure = main_measure(summary)
-            svg = dumbbells(summary["rows"], measure, measure).replace(f"dumbbells-{measure}", f"systems-{i}")  # ids
-            yield "figures", ("overview", " · ".join(filter(None, (f"{measure} by hop", name))), svg)
+            svg = dumbbells(summary["rows"], measure, measure).replace(
+                f"dumbbells-{measure}", f"systems-{i}"
+            )  # ids
+            yield (
+                "figures",
+                ("overview", " · ".join(filter(None, (f"{measure} by hop", name))), svg),
+            )
     facts = training_facts(run)
     for i, (policy, panels) in enumerate(curves_of(facts)):
         steps = [alarm["step"] for alarm in facts[policy].get("alarms") or ()]

@@ -99,7 +99,9 @@ class RunIndex:
         self.close = self._database.close
         self._database.executescript(_TABLES)
         self._database.execute("ATTACH ':memory:' AS facts")
-        self._database.executescript(_FACTS.replace("INDEX ", "INDEX facts.").replace("TABLE ", "TABLE facts."))
+        self._database.executescript(
+            _FACTS.replace("INDEX ", "INDEX facts.").replace("TABLE ", "TABLE facts.")
+        )
         self._stamp: tuple[Any, ...] = ()
         self._memo: dict[tuple[Any, ...], Any] = {}
         self._last = 0  # rowid of the last sample in the index
@@ -115,7 +117,9 @@ class RunIndex:
             rows = self._database.execute(sql, (self._last,)).fetchall()
             ids = {row["question_id"] for row in rows}
             if len(rows) < _ROWS:
-                ids |= self._column(f"SELECT question_id FROM questions WHERE outages LIMIT {_RETRIED}")
+                ids |= self._column(
+                    f"SELECT question_id FROM questions WHERE outages LIMIT {_RETRIED}"
+                )
                 self.complete = True
             self._last = rows[-1]["rowid"] if rows else self._last
             self._database.execute("DELETE FROM batch")
@@ -129,7 +133,9 @@ class RunIndex:
         """Replace the collected facts by those in a file of `create_facts`."""
         with errors_of(self.run.store):
             self._database.execute("DETACH facts")
-            self._database.execute("ATTACH ? AS facts", (f"{facts.absolute().as_uri()}?mode=ro&immutable=1",))
+            self._database.execute(
+                "ATTACH ? AS facts", (f"{facts.absolute().as_uri()}?mode=ro&immutable=1",)
+            )
             self._database.execute(_RESULTS)
         self.version += 1
 
@@ -142,7 +148,9 @@ class RunIndex:
         rows = self.read(sql, values)
         return rows[0][0] if rows else None
 
-    def cached(self, sql: str, values: Mapping[str, Any], convert: Callable[[sqlite3.Cursor], T]) -> T:
+    def cached(
+        self, sql: str, values: Mapping[str, Any], convert: Callable[[sqlite3.Cursor], T]
+    ) -> T:
         """Return the converted rows of a query; the last queries are remembered until the run changes."""
         key = self.version, sql, *values.items()
         if key not in self._memo:
@@ -154,13 +162,18 @@ class RunIndex:
 
     def _is_changed(self) -> bool:
         """Return True if the store changed since the last call. Start again if its rewards were recomputed."""
-        status, uri = self.run.store.stat(), read_uri(self.run.store)  # the URI is immutable if no process writes
+        status, uri = (
+            self.run.store.stat(),
+            read_uri(self.run.store),
+        )  # the URI is immutable if no process writes
         file = uri, status.st_ino, status.st_mtime_ns if "immutable" in uri else 0
         before = self._stamp
         if not before or file != before[0]:
             self._database.execute("DETACH run" if before else "SELECT 1")
             self._database.execute("ATTACH ? AS run", (uri,))
-        version, name = (self._column(f"PRAGMA run.{what}").pop() for what in ("data_version", "application_id"))
+        version, name = (
+            self._column(f"PRAGMA run.{what}").pop() for what in ("data_version", "application_id")
+        )
         self._stamp = file, name, version
         if before and (before[0][1], before[1]) != (status.st_ino, name):
             self._last, self.complete = 0, False
@@ -169,11 +182,15 @@ class RunIndex:
     def _read_policies(self) -> None:
         names, last = {entry["digest"]: entry["policy"] for entry in self.run.manifest.rounds}, ""
         sql = "SELECT policy_digest, policy FROM run.samples WHERE policy_digest > ? ORDER BY policy_digest LIMIT 1"
-        while row := self._database.execute(sql, (last,)).fetchone():  # SELECT DISTINCT would read the whole index
+        while row := self._database.execute(
+            sql, (last,)
+        ).fetchone():  # SELECT DISTINCT would read the whole index
             last = row["policy_digest"]
             names.setdefault(last, row["policy"])
         rows = ((digest, name) for digest, name in names.items())
-        self._database.executemany("INSERT OR IGNORE INTO policies (digest, name) VALUES (?, ?)", rows)
+        self._database.executemany(
+            "INSERT OR IGNORE INTO policies (digest, name) VALUES (?, ?)", rows
+        )
 
     def _column(self, sql: str) -> set[Any]:
         return {row[0] for row in self._database.execute(sql)}
@@ -182,7 +199,11 @@ class RunIndex:
 def create_facts(path: Path, rows: Iterable[tuple[str, Sequence[Any]]]) -> None:
     """Write a file of facts; ``rows`` are (table, values), and the first row with a key wins."""
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN; {_FACTS}")
+        database.executescript(
+            f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN; {_FACTS}"
+        )
         for table, values in rows:
-            database.execute(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(values))})", values)
+            database.execute(
+                f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(values))})", values
+            )
         database.execute("COMMIT")

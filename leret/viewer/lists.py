@@ -52,11 +52,17 @@ class Listing:
 
     @property
     def sortable(self) -> list[str]:
-        return [name for name, (label, _) in self.columns.items() if label[0] == "#" or name in _SORTABLE]
+        return [
+            name
+            for name, (label, _) in self.columns.items()
+            if label[0] == "#" or name in _SORTABLE
+        ]
 
 
 _SEARCH = Filter(
-    "search", "search", "(instr(lower(q.text), lower(:search)) OR instr(lower(q.question_id), lower(:search)))"
+    "search",
+    "search",
+    "(instr(lower(q.text), lower(:search)) OR instr(lower(q.question_id), lower(:search)))",
 )
 _REASONS = {
     "no rewards": "g.rewarded = 0",
@@ -190,7 +196,9 @@ class Selection:
         columns = ", ".join(f"{sql} AS {name}" for name, (_, sql) in self.listing.columns.items())
         source = f"json_each(:ids) page CROSS JOIN {self.listing.source} WHERE {self.listing.key} = page.value"
         sql = f"SELECT {columns}, {self.listing.links} FROM {source} ORDER BY page.key"
-        return [dict(row) for row in index.read(sql, {**self.values, "ids": json.dumps(ids.tolist())})]
+        return [
+            dict(row) for row in index.read(sql, {**self.values, "ids": json.dumps(ids.tolist())})
+        ]
 
     def csv(self, index: RunIndex) -> Iterator[str]:
         """Yield the whole list as CSV in blocks of lines."""
@@ -201,22 +209,36 @@ class Selection:
             yield csv_lines([[row[name] for name in names] for row in rows])
 
 
-def select(name: str, query: Mapping[str, str], systems: Sequence[str], defaults: Mapping[str, str]) -> Selection:
+def select(
+    name: str, query: Mapping[str, str], systems: Sequence[str], defaults: Mapping[str, str]
+) -> Selection:
     """Read a list's filters, order (``sort``, ``desc``) and page from a URL; ConfigError for an invalid value."""
     listing, values, conditions = LISTS[name], dict[str, Any](), [LISTS[name].where]
     for one in listing.filters:
-        options = systems if one.kind == "system" else list(one.sql) if isinstance(one.sql, Mapping) else None
+        options = (
+            systems
+            if one.kind == "system"
+            else list(one.sql)
+            if isinstance(one.sql, Mapping)
+            else None
+        )
         text = query.get(one.name, "")
         values[one.name] = _value(one, text, options) if text else defaults.get(one.name)
         conditions.append((one.sql if isinstance(one.sql, str) else one.sql[text]) if text else "")
     sort, page = query.get("sort", ""), query.get("page") or "1"
     if sort and sort not in listing.sortable:
-        raise ConfigError(f"sort: unknown column {sort!r}; available: {', '.join(listing.sortable)}")
+        raise ConfigError(
+            f"sort: unknown column {sort!r}; available: {', '.join(listing.sortable)}"
+        )
     if not (page.isascii() and page.isdecimal() and int(page[:9]) > 0):
         raise ConfigError(f"page: {page!r} is not a page number; use 1 or more")
     direction = "DESC" if query.get("desc") else "ASC"
-    order = f"{listing.columns[sort][1]} {direction} NULLS LAST, {listing.key}" if sort else listing.key
-    return Selection(listing, values, order, " AND ".join(filter(None, conditions)), int(page[:9]) - 1)
+    order = (
+        f"{listing.columns[sort][1]} {direction} NULLS LAST, {listing.key}" if sort else listing.key
+    )
+    return Selection(
+        listing, values, order, " AND ".join(filter(None, conditions)), int(page[:9]) - 1
+    )
 
 
 def _value(one: Filter, text: str, options: Sequence[str] | None) -> Any:
@@ -233,7 +255,9 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
     lines: list[str] = []
     for row in rows:
         file = io.StringIO()
-        csv.writer(file, lineterminator="\r\n").writerow(map(_safe, row))  # so that \r and \n are put in quotes
+        csv.writer(file, lineterminator="\r\n").writerow(
+            map(_safe, row)
+        )  # so that \r and \n are put in quotes
         lines.append(file.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
 

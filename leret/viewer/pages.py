@@ -70,12 +70,18 @@ class Pages:
     static: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
+        options: dict[str, Any] = {
+            "autoescape": True,
+            "undefined": StrictUndefined,
+            "finalize": visible,
+        }
         loader = FileSystemLoader(ASSETS)
         self._jinja = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
         self._jinja.globals |= {"word_difference": word_difference, "main_measure": main_measure}
 
-    def page(self, parts: Parts, query: Mapping[str, str], url: Url = server_url) -> str | Iterator[str] | None:
+    def page(
+        self, parts: Parts, query: Mapping[str, str], url: Url = server_url
+    ) -> str | Iterator[str] | None:
         """Return a page's HTML, or blocks of CSV; None if there is no such page. ConfigError for invalid filters."""
         name, local = self._local(parts)
         index, first = self.runs[name], next(iter(self.runs))
@@ -106,7 +112,12 @@ class Pages:
                 return selection.csv(index)
             ids = selection.ids(index)
             rows = selection.rows(index, ids[selection.page * limit :][:limit])
-            values = {"selection": selection, "systems": systems, "total": len(ids), "page_size": limit}
+            values = {
+                "selection": selection,
+                "systems": systems,
+                "total": len(ids),
+                "page_size": limit,
+            }
             return render("list", rows=rows, **values)
         if kind == "overview" and suffix == "csv":
             return _summary_csv(summaries(index.run))
@@ -115,7 +126,9 @@ class Pages:
 
     def part(self, template: str, **values: Any) -> str:
         """Return a part of report.html, which has no links to pages."""
-        return do_mark_safe(self._jinja.get_template(f"{template}.html.j2").render(url=None, **values))
+        return do_mark_safe(
+            self._jinja.get_template(f"{template}.html.j2").render(url=None, **values)
+        )
 
     def version(self, parts: Parts) -> str:
         """Return a text that changes with the content of a page."""
@@ -128,20 +141,32 @@ class Pages:
     def _twin(self, run: str, local: Parts) -> Parts:
         """Return the page of another run that corresponds to a page: the same question, or else the overview."""
         exists = "SELECT 1 FROM questions WHERE question_id = ?"
-        return local if local[:1] != ("q",) else local[:2] if self.runs[run].one(exists, local[1:2] or ("",)) else ()
+        return (
+            local
+            if local[:1] != ("q",)
+            else local[:2]
+            if self.runs[run].one(exists, local[1:2] or ("",))
+            else ()
+        )
 
     def _local(self, parts: Parts) -> tuple[str, Parts]:
         if parts[:1] == ("r",) and parts[1:] and parts[1] in self.runs:
             return parts[1], parts[2:]
         return next(iter(self.runs)), parts
 
-    def question(self, run: str, question_id: str, state_id: str = "", policy: str = "") -> dict[str, Any] | None:
+    def question(
+        self, run: str, question_id: str, state_id: str = "", policy: str = ""
+    ) -> dict[str, Any] | None:
         """Return the values of tree.html.j2 for a question, or a state; None if there is no such question or state."""
         trees = {name: Tree(index, question_id) for name, index in self.runs.items()}
         tree, policies = trees[run], trees[run].policies()
         digest = policy or (policies[-1]["digest"] if policies else "")
         if state_id:  # under every policy of every run
-            groups = [(name, one, group) for name, one in trees.items() for group in one.groups(None, state_id)]
+            groups = [
+                (name, one, group)
+                for name, one in trees.items()
+                for group in one.groups(None, state_id)
+            ]
         else:
             groups = [(run, tree, group) for group in tree.groups(digest)]
         if tree.text is None or (state_id and not groups):
@@ -150,11 +175,23 @@ class Pages:
         for name, one in trees.items():
             systems, defaults = systems_of(self.runs[name])
             steps = one.paths()
-            for label in dict.fromkeys([*(n for n in steps if n not in systems), *defaults.values(), *systems]):
+            for label in dict.fromkeys(
+                [*(n for n in steps if n not in systems), *defaults.values(), *systems]
+            ):
                 if label in steps:
                     paths[f"{name} · {label}" if len(trees) > 1 else label] = steps[label]
-        values = {"tree": tree, "groups": groups, "policies": policies, "digest": digest, "state_id": state_id}
-        return {**values, "paths": paths, "hops": sorted({step["hop"] for path in paths.values() for step in path})}
+        values = {
+            "tree": tree,
+            "groups": groups,
+            "policies": policies,
+            "digest": digest,
+            "state_id": state_id,
+        }
+        return {
+            **values,
+            "paths": paths,
+            "hops": sorted({step["hop"] for path in paths.values() for step in path}),
+        }
 
 
 def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[str, str]]:
@@ -181,13 +218,21 @@ def _summary_csv(every: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, one in every.items():
         for row in one["rows"]:
             cost = [row.get("cost", {}).get(key) for key in _COSTS.values()]
-            cells = [(hop["hop"], m, hop[m], *hop[f"{m}_ci"], *cost) for hop in row["hops"] for m in one["measures"]]
+            cells = [
+                (hop["hop"], m, hop[m], *hop[f"{m}_ci"], *cost)
+                for hop in row["hops"]
+                for m in one["measures"]
+            ]
             yield csv_lines([[name, row["system"], *more] for more in cells])
 
 
 def _trainings(index: RunIndex) -> dict[str, Any]:
-    figures = dict(map(tuple, index.read("SELECT title, svg FROM figures WHERE page = 'trainings'")))
-    paths = sorted(index.run.policies.glob("*/training.json"), key=lambda path: path.stat().st_mtime)
+    figures = dict(
+        map(tuple, index.read("SELECT title, svg FROM figures WHERE page = 'trainings'"))
+    )
+    paths = sorted(
+        index.run.policies.glob("*/training.json"), key=lambda path: path.stat().st_mtime
+    )
     trainings = [(path.parent.name, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
     return {"trainings": trainings, "figures": figures, "rounds": index.run.manifest.rounds}
 
@@ -197,5 +242,8 @@ def _prompts(index: RunIndex) -> dict[str, Any]:
     paths = sorted(index.run.prompts.glob("*.json"), key=lambda path: (len(path.name), path.name))
     texts = {path.stem: path.read_text(encoding="utf-8").replace("\\n", "\n") for path in paths}
     lines = {name: text.splitlines() for name, text in texts.items()}
-    pairs = {(a, b): list(unified_diff(lines[a], lines[b], lineterm="", n=1))[2:] for a, b in combinations(texts, 2)}
+    pairs = {
+        (a, b): list(unified_diff(lines[a], lines[b], lineterm="", n=1))[2:]
+        for a, b in combinations(texts, 2)
+    }
     return {"texts": texts, "differences": pairs}

@@ -61,7 +61,9 @@ def _section(index: RunIndex, evaluation: str, room: int) -> str:
         "notes": [text for [text] in index.read(NOTES)],
         "style": (ASSETS / "tree.css").read_text(encoding="utf-8"),
     }
-    room -= len(pages.part("report", trees=(), too_large=MAX_TREES, **facts).encode()) + MAX_TREES  # line ends
+    room -= (
+        len(pages.part("report", trees=(), too_large=MAX_TREES, **facts).encode()) + MAX_TREES
+    )  # line ends
     for number, row in enumerate(selected(index, evaluation)):
         question = pages.question("", row["question_id"]) or {}
         tree = pages.part("fold", prefix=f"t{number}-", row=row, **question)

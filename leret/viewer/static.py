@@ -31,35 +31,61 @@ def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratc
     for name, index in runs.items():
         complete(index, scratch / f"{name}.db")
     sql = "SELECT question_id FROM questions WHERE (n > 0) = ? ORDER BY rowid LIMIT ?"
-    ids = {row[0] for index in runs.values() for sampled in (0, 1) for row in index.read(sql, (sampled, limit))}
+    ids = {
+        row[0]
+        for index in runs.values()
+        for sampled in (0, 1)
+        for row in index.read(sql, (sampled, limit))
+    }
     pages, n = Pages(runs, {}, ids), 0
-    busy = RunError(f"{directory} is being written by another process; wait, or choose another directory")
+    busy = RunError(
+        f"{directory} is being written by another process; wait, or choose another directory"
+    )
     with atomic_directory(directory, "static", busy) as target:
         shutil.copytree(ASSETS, target / "assets", ignore=shutil.ignore_patterns("*.j2"))
         for name, index in runs.items():
-            for parts in _pages(index, () if index is next(iter(runs.values())) else ("r", name), ids):
-                page, file = pages.page(parts, {}, partial(_url, len(_file(parts).parts) - 1)), target / _file(parts)
+            for parts in _pages(
+                index, () if index is next(iter(runs.values())) else ("r", name), ids
+            ):
+                page, file = (
+                    pages.page(parts, {}, partial(_url, len(_file(parts).parts) - 1)),
+                    target / _file(parts),
+                )
                 if page is not None:
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_text(page if isinstance(page, str) else "".join(page), "utf-8", "replace")
+                    file.write_text(
+                        page if isinstance(page, str) else "".join(page), "utf-8", "replace"
+                    )
                     n += 1
     return n
 
 
 def _pages(index: RunIndex, prefix: Parts, question_ids: Iterable[str]) -> Iterator[Parts]:
-    for page in ((), ("overview.csv",), *((page,) for page in MENU), *((f"{name}.csv",) for name in LISTS)):
+    for page in (
+        (),
+        ("overview.csv",),
+        *((page,) for page in MENU),
+        *((f"{name}.csv",) for name in LISTS),
+    ):
         yield (*prefix, *page)
     for question_id in question_ids:
         yield (*prefix, "q", question_id)
-        for [state_id] in index.read("SELECT DISTINCT state_id FROM groups WHERE question_id = ?", (question_id,)):
+        for [state_id] in index.read(
+            "SELECT DISTINCT state_id FROM groups WHERE question_id = ?", (question_id,)
+        ):
             yield (*prefix, "q", question_id, state_id)
 
 
 def _file(parts: Parts) -> Path:
     """Return the file of a page or an asset; a long name is cut, and its digest added."""
     names = [quote(segment(part), safe=" ") for part in parts]
-    names = [n if len(n) <= _LONGEST_NAME else f"{n[:60]}-{sha256(n.encode()).hexdigest()[:16]}" for n in names]
-    is_page = parts[:1] != ("assets",) and ("q" in parts[:3:2] or not "".join(parts[-1:]).endswith(".csv"))
+    names = [
+        n if len(n) <= _LONGEST_NAME else f"{n[:60]}-{sha256(n.encode()).hexdigest()[:16]}"
+        for n in names
+    ]
+    is_page = parts[:1] != ("assets",) and (
+        "q" in parts[:3:2] or not "".join(parts[-1:]).endswith(".csv")
+    )
     return Path(*names, "index.html") if is_page else Path(*names)
 
 

@@ -31,8 +31,14 @@ class Card:
     def query(self) -> str:
         """The output with "query" in its name, or all outputs; the completion if it does not parse."""
         outputs = dict(self.samples[0].outputs)
-        queries = [text for name, text in outputs.items() if "query" in name.lower() and isinstance(text, str)]
-        lines = queries[:1] or [f"{name}: {text}" if len(outputs) > 1 else str(text) for name, text in outputs.items()]
+        queries = [
+            text
+            for name, text in outputs.items()
+            if "query" in name.lower() and isinstance(text, str)
+        ]
+        lines = queries[:1] or [
+            f"{name}: {text}" if len(outputs) > 1 else str(text) for name, text in outputs.items()
+        ]
         return "\n".join(lines) or self.samples[0].completion or ""
 
 
@@ -56,7 +62,9 @@ class Tree:
         tasks = index.read("SELECT type, answers FROM facts.tasks WHERE id = ?", (question_id,))
         self.type: str | None = tasks[0]["type"] if tasks else None
         self.answers: list[str] = json.loads(tasks[0]["answers"]) if tasks else []
-        gold = index.read("SELECT doc_id, in_corpus FROM facts.gold WHERE question_id = ?", (question_id,))
+        gold = index.read(
+            "SELECT doc_id, in_corpus FROM facts.gold WHERE question_id = ?", (question_id,)
+        )
         self.gold = {row["doc_id"]: row["in_corpus"] for row in gold}
         self.documents: dict[str, sqlite3.Row] = {}
 
@@ -77,7 +85,9 @@ class Tree:
             "ORDER BY p.place, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
         )
         rows = self._index.read(sql, {"q": self.id, "digest": digest, "state": state_id})
-        self._add_documents(json.loads(row[name] or "[]") for row in rows for name in ("doc_ids", "before"))
+        self._add_documents(
+            json.loads(row[name] or "[]") for row in rows for name in ("doc_ids", "before")
+        )
         groups = groupby(rows, lambda row: (row["policy_digest"], row["step"], row["state_id"]))
         return [self._group(list(members)) for _, members in groups]
 
@@ -89,10 +99,14 @@ class Tree:
             if card.samples[0].is_sampled:
                 step = {"hop": group.row["step"] + 1, "query": card.query, "ranks": card.ranks}
                 paths.setdefault(f"sampled: {group.row['policy_name']}", []).append(step)
-        rows = self._index.read("SELECT * FROM facts.results WHERE question_id = ? ORDER BY system, hop", (self.id,))
+        rows = self._index.read(
+            "SELECT * FROM facts.results WHERE question_id = ? ORDER BY system, hop", (self.id,)
+        )
         self._add_documents(json.loads(row["doc_ids"]) for row in rows)
         for row in rows:
-            paths.setdefault(row["system"], []).append({**row, "ranks": self._ranks(json.loads(row["doc_ids"]))})
+            paths.setdefault(row["system"], []).append(
+                {**row, "ranks": self._ranks(json.loads(row["doc_ids"]))}
+            )
         return paths
 
     def title(self, doc_id: str) -> str:
@@ -105,7 +119,10 @@ class Tree:
         return (self.documents[doc_id]["parent"] if doc_id in self.documents else None) or doc_id
 
     def _ranks(self, doc_ids: Sequence[str]) -> Ranks:
-        ranks = {self._parent(doc_id): rank for rank, doc_id in reversed(list(enumerate(doc_ids, start=1)))}
+        ranks = {
+            self._parent(doc_id): rank
+            for rank, doc_id in reversed(list(enumerate(doc_ids, start=1)))
+        }
         return {doc_id: ranks.get(doc_id) for doc_id in self.gold}
 
     def _group(self, rows: Sequence[sqlite3.Row]) -> Group:
@@ -118,8 +135,12 @@ class Tree:
             card.is_chosen |= sample.id == row["chosen"]
         ordered = sorted(cards.values(), key=lambda card: -(card.samples[0].reward or 0.0))
         ordered.sort(key=lambda card: card.samples[0].reward is None)
-        numbers = {sample.id: n for n, card in enumerate(ordered, start=1) for sample in card.samples}
-        sql = "SELECT chosen_id, rejected_id FROM facts.pairs WHERE question_id = ? AND state_id = ?"
+        numbers = {
+            sample.id: n for n, card in enumerate(ordered, start=1) for sample in card.samples
+        }
+        sql = (
+            "SELECT chosen_id, rejected_id FROM facts.pairs WHERE question_id = ? AND state_id = ?"
+        )
         for chosen, rejected in self._index.read(sql, (self.id, rows[0]["state_id"])):
             if chosen in numbers and rejected in numbers:
                 ordered[numbers[chosen] - 1].beats.add(numbers[rejected])
@@ -127,7 +148,10 @@ class Tree:
         return Group(rows[0], ordered, before, self._ranks(before), json.loads(rows[0]["messages"]))
 
     def _add_documents(self, rankings: Iterable[Sequence[str]]) -> None:
-        new = {*self.gold, *(doc_id for ranking in rankings for doc_id in ranking)} - self.documents.keys()
+        new = {
+            *self.gold,
+            *(doc_id for ranking in rankings for doc_id in ranking),
+        } - self.documents.keys()
         sql = "SELECT * FROM facts.documents WHERE doc_id IN (SELECT value FROM json_each(?))"
         for row in self._index.read(sql, (json.dumps(sorted(new)),)):
             self.documents[row["doc_id"]] = row

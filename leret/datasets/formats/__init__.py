@@ -40,7 +40,9 @@ READERS: dict[str, Reader] = {
 def reader_of(kind: str) -> Reader:
     """Return the reader for a kind of data."""
     if kind not in READERS:
-        raise DataError(f"unknown data.kind {kind!r}{nearest(kind, READERS)}; available: {', '.join(READERS)}")
+        raise DataError(
+            f"unknown data.kind {kind!r}{nearest(kind, READERS)}; available: {', '.join(READERS)}"
+        )
     return READERS[kind]
 
 
@@ -51,4 +53,6 @@ def detect_kind(path: str) -> str:
     if Path(path).is_dir():
         return "medquad" if next(Path(path).rglob("*.xml"), None) else "beir"
     first = next(iter(records(Path(path), Problems())), None)
-    return next((kind for kind, reader in READERS.items() if first and reader.fits(first.value)), "jsonl")
+    return next(
+        (kind for kind, reader in READERS.items() if first and reader.fits(first.value)), "jsonl"
+    )

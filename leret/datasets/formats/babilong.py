@@ -25,7 +25,16 @@ from leret.config.data import BabilongSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
 from leret.datasets.formats.base import Fields, answers, optional_text, split, text, wrong
-from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record, lines, open_compressed, records
+from leret.datasets.records import (
+    BadRecord,
+    LeftOut,
+    Problems,
+    Reader,
+    Record,
+    lines,
+    open_compressed,
+    records,
+)
 from leret.datasets.splits import rank_of, split_of
 
 _CHUNK_LISTS = 256  # maximum number of tasks whose chunks are cached
@@ -76,7 +85,9 @@ class Inputs(Mapping[str, Json]):
 
 
 @lru_cache(_CHUNK_LISTS)
-def _chunks(story: tuple[str, ...], places: tuple[int, ...], n: int, noise: Noise, start: int) -> list[str]:
+def _chunks(
+    story: tuple[str, ...], places: tuple[int, ...], n: int, noise: Noise, start: int
+) -> list[str]:
     rest = islice(cycle(noise.sentences), start, None)
     facts = dict(zip(places, story, strict=True))
     return [facts.get(place) or next(rest) for place in range(n)]
@@ -96,24 +107,40 @@ class BabilongReader(Reader):
             with problems.at(record.place):
                 yield record, _task(record.value, data, noise)
 
-    def documents(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        raise DataError("kind babilong has no corpus, because chunks are task inputs; remove data.corpus")
+    def documents(
+        self, data: BabilongSettings, problems: Problems
+    ) -> Iterator[tuple[Record, Document]]:
+        raise DataError(
+            "kind babilong has no corpus, because chunks are task inputs; remove data.corpus"
+        )
 
 
 def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task:
     """Build a task from a question and its story; LeftOut if the story has more than ``data.facts`` sentences."""
     story, support = value.get("story"), value.get("support")
-    if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):
+    if (
+        not isinstance(story, list)
+        or not story
+        or not all(isinstance(s, str) and s.strip() for s in story)
+    ):
         raise wrong("story", story, "a list of sentences")
-    if not isinstance(support, list) or not support or not all(type(i) is int and 0 <= i < len(story) for i in support):
-        raise wrong("support", support, f"sentence indices in the story, from 0 to {len(story) - 1}")
+    if (
+        not isinstance(support, list)
+        or not support
+        or not all(type(i) is int and 0 <= i < len(story) for i in support)
+    ):
+        raise wrong(
+            "support", support, f"sentence indices in the story, from 0 to {len(story) - 1}"
+        )
     if len(story) > (data.facts or min(data.lengths, default=len(story))):
         raise LeftOut("story longer than data.facts")
     id, question = text(value, "id"), text(value, "question")
     draw = random.Random(rank_of(id, data.noise_seed, "babilong"))
     n = max(len(story), draw.choice(data.lengths) if data.lengths else 0)
     places = tuple(sorted(draw.sample(range(n), len(story))))
-    inputs = Inputs(question, tuple(story), places, n, noise, draw.randrange(max(1, len(noise.sentences))))
+    inputs = Inputs(
+        question, tuple(story), places, n, noise, draw.randrange(max(1, len(noise.sentences)))
+    )
     gold = tuple(dict.fromkeys(str(places[i]) for i in support))
     kind = optional_text(value, "task")
     return Task(id, inputs, gold, answers(value, "answer"), kind, len(gold), split(value))
@@ -129,10 +156,14 @@ def read_noise(paths: tuple[str, ...]) -> Noise:
         try:
             book = content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"data.noise: {path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+            raise DataError(
+                f"data.noise: {path} is not UTF-8 at byte {error.start}; save it as UTF-8"
+            ) from error
         sentences += _sentences(_GUTENBERG.sub("", book))
     if paths and not sentences:
-        raise DataError(f"data.noise: no sentence of at least {_LEAST_WORDS} words in {', '.join(paths)}; use a book")
+        raise DataError(
+            f"data.noise: no sentence of at least {_LEAST_WORDS} words in {', '.join(paths)}; use a book"
+        )
     return Noise(tuple(sentences), name.hexdigest())
 
 

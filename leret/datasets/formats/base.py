@@ -32,7 +32,9 @@ class FileReader(Reader):
     """Reads JSON records from a file or the Hugging Face Hub. ``task`` and ``in_record`` may raise `BadRecord`."""
 
     task: Callable[[Fields], Task]
-    in_record: Callable[[Fields], Iterable[Document]]  # one for a corpus record, several for a question
+    in_record: Callable[
+        [Fields], Iterable[Document]
+    ]  # one for a corpus record, several for a question
     marks: tuple[str, ...]  # a file is of this kind if its first record has one of these fields
     brings_documents: bool = False
     repeats_documents: bool = False
@@ -46,14 +48,21 @@ class FileReader(Reader):
             with problems.at(record.place):
                 _refuse_unanswerable(record.value)
                 task = reader.task(record.value)
-                yield record, task if task.split or not record.split else replace(task, split=record.split)
+                yield (
+                    record,
+                    task if task.split or not record.split else replace(task, split=record.split),
+                )
 
-    def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+    def documents(
+        self, data: FileSettings, problems: Problems
+    ) -> Iterator[tuple[Record, Document]]:
         for record, reader in self._records(data, problems, documents=True):
             with problems.at(record.place):
                 yield from ((record, document) for document in reader.in_record(record.value))
 
-    def _records(self, data: FileSettings, problems: Problems, documents: bool) -> Iterator[tuple[Record, FileReader]]:
+    def _records(
+        self, data: FileSettings, problems: Problems, documents: bool
+    ) -> Iterator[tuple[Record, FileReader]]:
         reader: FileReader | None = None
         source = (documents and data.corpus) or data.questions
         rows = self.rows(source, problems)
@@ -77,16 +86,22 @@ def _hub_records(source: str) -> Iterator[Record]:
     try:
         parts = datasets.load_dataset(name, config or None, streaming=True)
         if split and split not in parts:
-            raise DataError(f"{source}: no split {split!r}; available: {', '.join(map(str, parts))}")
+            raise DataError(
+                f"{source}: no split {split!r}; available: {', '.join(map(str, parts))}"
+            )
         number = 0
         for part in [split] if split else list(parts):
             for row in parts[part]:
                 number += 1
-                yield Record(f"{source} {part}: row {number}", number, dict(row), SPLITS.get(str(part)))
+                yield Record(
+                    f"{source} {part}: row {number}", number, dict(row), SPLITS.get(str(part))
+                )
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         advice = "check the name and the network, or download the files and set their paths"
-        raise DataError(f"{source}: cannot be loaded from the Hugging Face Hub ({cause}); {advice}") from error
+        raise DataError(
+            f"{source}: cannot be loaded from the Hugging Face Hub ({cause}); {advice}"
+        ) from error
 
 
 def sentences(value: Any, title: str) -> str:
@@ -94,7 +109,10 @@ def sentences(value: Any, title: str) -> str:
     if isinstance(value, str):
         return value.strip()
     if not isinstance(value, Sequence) or not all(isinstance(sentence, str) for sentence in value):
-        raise BadRecord("wrong type", f"the text of {title!r} is {str(value)[:60]}; it should be a list of sentences")
+        raise BadRecord(
+            "wrong type",
+            f"the text of {title!r} is {str(value)[:60]}; it should be a list of sentences",
+        )
     return " ".join(sentence.strip() for sentence in value)
 
 
@@ -130,7 +148,9 @@ def split(record: Fields) -> SplitName | None:
     """Return the field ``split`` under leret's name; None if it is absent, null or blank."""
     name = optional_text(record, "split")
     if name is not None and name not in SPLITS:
-        raise BadRecord("unknown split", f"field 'split' is {name!r}; it should be train, dev or test")
+        raise BadRecord(
+            "unknown split", f"field 'split' is {name!r}; it should be train, dev or test"
+        )
     return None if name is None else SPLITS[name]
 
 
@@ -149,7 +169,9 @@ def text_list(record: Fields, name: str, *, may_be_blank: bool = False) -> tuple
         except (RecursionError, ValueError) as error:
             raise wrong(name, value, 'one value, or a list in JSON, as in ["d7", "d2"]') from error
     texts = dict[str, None]()
-    for item in value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]:
+    for item in (
+        value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    ):
         text = str(item) if type(item) is int else item
         is_blank = text is None or (isinstance(text, str) and not text.strip())
         if is_blank and may_be_blank:
@@ -165,7 +187,9 @@ def answers(record: Fields, *names: str) -> tuple[str, ...]:
     texts: list[str] = []
     for name in names:
         value = record.get(name)
-        if name == "answer" and isinstance(value, str):  # never a list, even if it begins with a bracket
+        if name == "answer" and isinstance(
+            value, str
+        ):  # never a list, even if it begins with a bracket
             texts += [value] if value.strip() else []
         else:
             texts += text_list(record, name, may_be_blank=True)
@@ -209,7 +233,9 @@ def _find(record: Fields, names: Sequence[str]) -> tuple[str, Any]:
         if name in record:
             return name, record[name]
     expected = " or ".join(repr(name) for name in names)
-    raise BadRecord("missing field", f"field {expected} is missing; the fields are {names_in(record)}")
+    raise BadRecord(
+        "missing field", f"field {expected} is missing; the fields are {names_in(record)}"
+    )
 
 
 def names_in(record: Fields) -> str:

@@ -27,7 +27,9 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _BEIR = re.compile(r"([^\t]*\S[^\t]*)\t([^\t]*\S[^\t]*)\t\s*(-?[0-9]{1,18})\s*")
-_HEADLESS = re.compile(rf"(?!.*\tq?0\t){_BEIR.pattern}", re.IGNORECASE)  # "0" may be TREC's second column
+_HEADLESS = re.compile(
+    rf"(?!.*\tq?0\t){_BEIR.pattern}", re.IGNORECASE
+)  # "0" may be TREC's second column
 _TREC = re.compile(r"(\S+)\s+q?0\s+(\S+)\s+(-?[0-9]{1,18})\s*", re.IGNORECASE)
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
@@ -57,7 +59,9 @@ class BeirReader(Reader):
                 fault = f"query {id!r} in qrels/ is not in queries.jsonl"
                 problems.add(str(folder), BadRecord("no such query", fault))
 
-    def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+    def documents(
+        self, data: FileSettings, problems: Problems
+    ) -> Iterator[tuple[Record, Document]]:
         source = data.corpus or data.questions
         if not source.startswith(HUB) and not Path(source).is_file():
             source = str(_file(Path(source), "corpus.jsonl"))
@@ -78,7 +82,8 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
                 if match is None:
                     fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
                     advice = (
-                        "or TREC's query-id, 0, corpus-id and a whole number; use one format, and BEIR's header or none"
+                        "or TREC's query-id, 0, corpus-id and a whole number; use one format, "
+                        "and BEIR's header or none"
                     )
                     raise BadRecord("broken qrels", f"{fault}, {advice}")
                 forms = [match.re]
@@ -96,7 +101,9 @@ def _qrels(folder: Path, problems: Problems) -> dict[Path, SplitName]:
     """Return the split of each qrels file, in the order train, dev, test."""
     files: dict[Path, SplitName] = {}
     for split in ("train", "dev", "test"):
-        path = _only(folder / "qrels", [f"{alias}.tsv" for alias, name in SPLITS.items() if name == split])
+        path = _only(
+            folder / "qrels", [f"{alias}.tsv" for alias, name in SPLITS.items() if name == split]
+        )
         if path:
             files[path] = SPLITS[split]
     if not files:
@@ -119,5 +126,7 @@ def _only(folder: Path, names: list[str]) -> Path | None:
     paths = [folder / f"{name}{end}" for name in names for end in ("", ".gz", ".zst", ".bz2")]
     files = [path for path in paths if path.is_file()]
     if len(files) > 1:
-        raise DataError(f"{files[0]} and {files[1].name} are the same part of the data; remove one of them")
+        raise DataError(
+            f"{files[0]} and {files[1].name} are the same part of the data; remove one of them"
+        )
     return files[0] if files else None

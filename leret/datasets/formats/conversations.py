@@ -34,7 +34,9 @@ class Turn(NamedTuple):
 def plain(text: str) -> str:
     """Return the words of a text, without regard to case, punctuation, spaces and accents."""
     folded = unicodedata.normalize("NFKD", text).casefold().replace("'", "").replace("’", "")
-    return " ".join(re.findall(r"\w+", "".join(char for char in folded if not unicodedata.combining(char))))
+    return " ".join(
+        re.findall(r"\w+", "".join(char for char in folded if not unicodedata.combining(char)))
+    )
 
 
 def utterances(task: Task) -> list[str]:
@@ -60,7 +62,9 @@ def split_names(turns: Sequence[Turn]) -> list[str]:
     """
     keys = _keys(turns)
     old_names = [turn.name for turn in turns]
-    names = _joined(old_names, [[*turn_keys, turn.persona] for turn_keys, turn in zip(keys, turns, strict=True)])
+    names = _joined(
+        old_names, [[*turn_keys, turn.persona] for turn_keys, turn in zip(keys, turns, strict=True)]
+    )
     n_joined = Counter(name for name, _ in {*zip(names, old_names, strict=True)})
     if max(n_joined.values(), default=0) <= max(2, n_joined.total() / 2):
         return names
@@ -77,12 +81,16 @@ def _keys(turns: Sequence[Turn]) -> list[list[Hashable]]:
     for (first, before), (second, said) in pairwise(zip(turns, texts, strict=True)):
         joined = [*before[-2:], *said[-2:]] if first.persona == second.persona else []
         between.append(set(windows(joined)))
-    with_neighbours = zip(texts, [(), *between], [*between, ()], strict=False)  # longer if there are no turns
+    with_neighbours = zip(
+        texts, [(), *between], [*between, ()], strict=False
+    )  # longer if there are no turns
     views = [{*windows(said), *before, *after} for said, before, after in with_neighbours]
     seen = set[tuple[str, bool]]().union(*views)
     keys: list[list[Hashable]] = []
     for turn, view in zip(turns, views, strict=True):
-        keys.append([*turn.keys, *(window for window, speaks in view if (window, not speaks) in seen)])
+        keys.append(
+            [*turn.keys, *(window for window, speaks in view if (window, not speaks) in seen)]
+        )
     return keys
 
 
@@ -94,6 +102,9 @@ def _joined(names: list[str], keys: Sequence[Sequence[Hashable]]) -> list[str]:
             for key in turn_keys:
                 least[key] = min(name, least.get(key, name))
         before = names
-        names = [min([name, *map(least.__getitem__, turn_keys)]) for name, turn_keys in zip(before, keys, strict=True)]
+        names = [
+            min([name, *map(least.__getitem__, turn_keys)])
+            for name, turn_keys in zip(before, keys, strict=True)
+        ]
         if names == before:
             return names

@@ -24,7 +24,16 @@ from typing import Any
 
 from leret.config.data import FileSettings
 from leret.core.types import Document, Task, digest
-from leret.datasets.formats.base import HUB, Fields, FileReader, optional_text, split, text, text_list, wrong
+from leret.datasets.formats.base import (
+    HUB,
+    Fields,
+    FileReader,
+    optional_text,
+    split,
+    text,
+    text_list,
+    wrong,
+)
 from leret.datasets.formats.conversations import Turn, plain, split_names
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed
@@ -34,8 +43,12 @@ _SILENCE = "__SILENCE__"  # stands for the partner's utterance if the other spea
 _NOT_DOCUMENT = frozenset({"persona", "history", "reply", "question", "stories"})
 """Fields of dialogues, which a document does not have."""
 
-_QUESTION = re.compile(r"\s*(?:persona:(.*?))?\bcontext:\s*((?:[QR]:.*)?)", re.DOTALL | re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b(?:dr|mr|ms|st)\.)(?<!\bmrs\.)\s+|\s*\n\s*", re.IGNORECASE)
+_QUESTION = re.compile(
+    r"\s*(?:persona:(.*?))?\bcontext:\s*((?:[QR]:.*)?)", re.DOTALL | re.IGNORECASE
+)
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?])(?<!\b(?:dr|mr|ms|st)\.)(?<!\bmrs\.)\s+|\s*\n\s*", re.IGNORECASE
+)
 
 
 class DialogueReader(FileReader):
@@ -101,7 +114,11 @@ def _turns(path: Path, problems: Problems) -> Iterator[Record]:
                 raise BadRecord("broken line", fault)
             if said.strip() not in {"", _SILENCE}:
                 history.append(said.strip())
-            value = {"id": f"{path.name.partition('.')[0]}-{number}", "persona": persona, "history": [*history]}
+            value = {
+                "id": f"{path.name.partition('.')[0]}-{number}",
+                "persona": persona,
+                "history": [*history],
+            }
             answered = {"reply": reply, "dialogue": None if persona else str(start)}
             yield _Line(f"{path}:{number}", number, {**value, **answered}, start=start)
             history.append(reply)
@@ -127,8 +144,12 @@ def _parted(record: Fields) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     persona = filter(None, _SENTENCE_END.split((parts[1] or "").strip()))
     replies = text_list(record, "answers")
     if not replies:
-        raise BadRecord("empty field", 'field \'answers\' has no reply; add it, as in "answers": ["i am fine"]')
-    return {"persona": list(persona), "history": _utterances(parts[2])}, tuple(map(str.strip, replies))
+        raise BadRecord(
+            "empty field", 'field \'answers\' has no reply; add it, as in "answers": ["i am fine"]'
+        )
+    return {"persona": list(persona), "history": _utterances(parts[2])}, tuple(
+        map(str.strip, replies)
+    )
 
 
 def _utterances(context: str) -> list[str]:
@@ -148,7 +169,9 @@ def _texts(record: Fields, name: str) -> list[Any]:
     """Return a field that holds texts, in order and with repetitions."""
     value = record.get(name)
     items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or not all(isinstance(item, str) and item.strip() for item in items):
+    if not isinstance(items, list) or not all(
+        isinstance(item, str) and item.strip() for item in items
+    ):
         raise wrong(name, value, "a list of non-empty strings")
     return [item.strip() for item in items]
 

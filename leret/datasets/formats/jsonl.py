@@ -34,7 +34,9 @@ def _task(record: Fields) -> Task:
         fault = "no 'relevant_doc_ids', 'answer' or 'answers' to score against"
         raise BadRecord("missing field", f"{fault}; the fields are {field.names_in(record)}")
     return Task(
-        id=field.text(record, "id") if "id" in record else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
+        id=field.text(record, "id")
+        if "id" in record
+        else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
         inputs=inputs,
         gold=gold,
         answers=answers,
@@ -52,7 +54,9 @@ def _inputs(record: Fields) -> dict[str, Any]:
     if inputs and not ("question" in record or "query" in record):
         return dict(inputs)
     if "question" in inputs:
-        raise BadRecord("field twice", "'question' is both in the record and in its 'inputs'; remove one")
+        raise BadRecord(
+            "field twice", "'question' is both in the record and in its 'inputs'; remove one"
+        )
     return {"question": field.text(record, "question", "query"), **inputs}
 
 
@@ -62,32 +66,44 @@ def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
         raise field.wrong("relevance", value, "whole numbers by document id")
     for doc_id, grade in value.items():
         if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
-            raise field.wrong(f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents")
+            raise field.wrong(
+                f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents"
+            )
     return dict(value) if set(value.values()) - {1} else {}
 
 
 def _documents(record: Fields) -> Iterable[Document]:
     if "relevant_doc_ids" in record:
-        raise BadRecord("no documents", "this is a question, not a document; set data.corpus to the corpus file")
+        raise BadRecord(
+            "no documents", "this is a question, not a document; set data.corpus to the corpus file"
+        )
     doc_id = field.text(record, "doc_id", "_id", "id")
     title = field.optional_text(record, "title") or ""
     if "text" not in record:
         field.text(record, "text")  # raises with the available fields
     is_list = isinstance(record["text"], list)
-    body = field.sentences(record["text"], doc_id) if is_list else field.optional_text(record, "text")
+    body = (
+        field.sentences(record["text"], doc_id) if is_list else field.optional_text(record, "text")
+    )
     if not (body or title).strip():
-        raise BadRecord("empty field", f"field 'text' of document {doc_id!r} is empty, and it has no title")
+        raise BadRecord(
+            "empty field", f"field 'text' of document {doc_id!r} is empty, and it has no title"
+        )
     yield Document(doc_id, title, body or "", field.optional_text(record, "parent"))
 
 
 def _with_chunks(record: Fields) -> Task:
     chunks = record.get("chunks")
     if not isinstance(chunks, list) or not chunks:
-        raise field.wrong("chunks", chunks, "a list of texts, or of objects with id, title and text")
+        raise field.wrong(
+            "chunks", chunks, "a list of texts, or of objects with id, title and text"
+        )
     if "relevant_doc_ids" in record:
         raise BadRecord("field twice", "gold chunks are in 'support'; remove 'relevant_doc_ids'")
     texts = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
-    ids = [str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(texts)]
+    ids = [
+        str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(texts)
+    ]
     if len(set(ids)) < len(ids):
         raise BadRecord("duplicate id", "two of the 'chunks' have the same id; make ids unique")
     support = record.get("support") or []
@@ -96,7 +112,9 @@ def _with_chunks(record: Fields) -> Task:
     gold = [ids[s] if type(s) is int and 0 <= s < len(ids) else s for s in support]
     for doc_id in gold:
         if doc_id not in ids:
-            raise field.wrong("support", doc_id, f"the id of a chunk, or an index from 0 to {len(ids) - 1}")
+            raise field.wrong(
+                "support", doc_id, f"the id of a chunk, or an index from 0 to {len(ids) - 1}"
+            )
     task = _task({**record, "relevant_doc_ids": gold})
     return replace(task, inputs={**task.inputs, "chunks": texts})
 
@@ -107,12 +125,19 @@ def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
     if not isinstance(chunk, Mapping):
         raise field.wrong("chunks", chunk, "a list of texts, or of objects with id, title and text")
     id = str(place) if chunk.get("id") is None else field.text(chunk, "id")
-    return {"id": id, "title": field.optional_text(chunk, "title") or "", "text": field.text(chunk, "text")}
+    return {
+        "id": id,
+        "title": field.optional_text(chunk, "title") or "",
+        "text": field.text(chunk, "text"),
+    }
 
 
 def no_documents(record: Fields) -> Iterable[Document]:
     """Refuse a corpus for a kind that has candidates in each task."""
-    raise BadRecord("no documents", "this kind has no corpus, because chunks are task inputs; remove data.corpus")
+    raise BadRecord(
+        "no documents",
+        "this kind has no corpus, because chunks are task inputs; remove data.corpus",
+    )
 
 
 JSONL = FileReader(_task, _documents, marks=("relevant_doc_ids", "doc_id"))

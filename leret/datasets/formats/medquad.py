@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree  # expat loads no external entities and bounds the growth of internal ones
+from xml.etree import (
+    ElementTree,
+)  # expat loads no external entities and bounds the growth of internal ones
 
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
@@ -26,7 +28,11 @@ class MedquadReader(FileReader):
     """Reads a folder of XML files. `data.corpus` may name another corpus with the same ids, as JSON lines."""
 
     def rows(self, source: str, problems: Problems) -> Iterator[Record]:
-        return _pairs(Path(source), problems) if Path(source).is_dir() else super().rows(source, problems)
+        return (
+            _pairs(Path(source), problems)
+            if Path(source).is_dir()
+            else super().rows(source, problems)
+        )
 
 
 def _pairs(folder: Path, problems: Problems) -> Iterator[Record]:
@@ -44,7 +50,10 @@ def _pairs(folder: Path, problems: Problems) -> Iterator[Record]:
             question, answer = pair.find("Question"), _words(pair.find("Answer"))
             place = f"{path}: pair {pair.get('pid', number + 1)}"
             if len(pair.findall("Question")) > 1 or len(pair.findall("Answer")) > 1:
-                problems.add(place, BadRecord("field twice", "the pair has two questions or answers; remove one"))
+                problems.add(
+                    place,
+                    BadRecord("field twice", "the pair has two questions or answers; remove one"),
+                )
                 continue
             if not answer:
                 problems.left_out["no answer"] += 1
@@ -52,10 +61,17 @@ def _pairs(folder: Path, problems: Problems) -> Iterator[Record]:
             number += 1
             known = {} if question is None else question.attrib
             id = f"{collection}-{known['qid']}" if known.get("qid") else None
-            value = {"id": id, "question": _words(question), "answer": answer, "type": known.get("qtype")}
+            value = {
+                "id": id,
+                "question": _words(question),
+                "answer": answer,
+                "type": known.get("qtype"),
+            }
             yield Record(place, number, {**value, "focus": focus})
     if not number:
-        raise DataError(f"{folder} has no XML file with a QAPair that has an answer; choose MedQuAD's folder")
+        raise DataError(
+            f"{folder} has no XML file with a QAPair that has an answer; choose MedQuAD's folder"
+        )
 
 
 def _words(element: ElementTree.Element | None) -> str:
@@ -64,7 +80,9 @@ def _words(element: ElementTree.Element | None) -> str:
 
 def _task(record: Fields) -> Task:
     id = text(record, "id")
-    return Task.question(id, text(record, "question"), text(record, "answer"), (id,), optional_text(record, "type"))
+    return Task.question(
+        id, text(record, "question"), text(record, "answer"), (id,), optional_text(record, "type")
+    )
 
 
 def _document(record: Fields) -> list[Document]:

@@ -30,24 +30,35 @@ from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.formats.jsonl import JSONL, no_documents
 from leret.datasets.records import BadRecord
 
-_LABELS = {"SUPPORTED": "SUPPORTED", "1": "SUPPORTED", "NOT_SUPPORTED": "NOT_SUPPORTED", "0": "NOT_SUPPORTED"}
+_LABELS = {
+    "SUPPORTED": "SUPPORTED",
+    "1": "SUPPORTED",
+    "NOT_SUPPORTED": "NOT_SUPPORTED",
+    "0": "NOT_SUPPORTED",
+}
 _NO_LABEL = {"-1", "None", ""}  # in the test set
 
 
 def _titles(record: Fields) -> tuple[str, ...]:
     titles = [title for title, _ in field.rows(record, "supporting_facts", "title", "sent_id")]
     if not titles:
-        raise BadRecord("no gold", "field 'supporting_facts' is empty; add the titles of the gold documents")
+        raise BadRecord(
+            "no gold", "field 'supporting_facts' is empty; add the titles of the gold documents"
+        )
     for title in titles:
         if not isinstance(title, str) or not title.strip():
-            raise BadRecord("wrong type", f"field 'supporting_facts' has {title!r} in place of a title")
+            raise BadRecord(
+                "wrong type", f"field 'supporting_facts' has {title!r} in place of a title"
+            )
     return tuple(dict.fromkeys(titles))
 
 
 def _articles(record: Fields) -> Iterable[Document]:
     """Yield the documents of a question's context, or the one document of a corpus record."""
     if "claim" in record:
-        raise BadRecord("no documents", "HoVer files have no documents; set data.corpus to HotpotQA's corpus")
+        raise BadRecord(
+            "no documents", "HoVer files have no documents; set data.corpus to HotpotQA's corpus"
+        )
     if "context" not in record and "text" in record:
         title = field.text(record, "title")
         yield Document(title, title, field.sentences(record["text"], title))
@@ -75,14 +86,19 @@ def _hover(record: Fields) -> Task:
     if label is None and str(value) not in _NO_LABEL:
         raise field.wrong("label", value, "SUPPORTED or NOT_SUPPORTED")
     hops = field.optional_number(record, "num_hops")
-    return Task.question(field.text(record, "uid"), field.text(record, "claim"), label, _titles(record), label, hops)
+    return Task.question(
+        field.text(record, "uid"), field.text(record, "claim"), label, _titles(record), label, hops
+    )
 
 
 def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
     value = record.get("paragraphs")
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         fields = field.names_in(record)
-        raise BadRecord("missing field", f"field 'paragraphs' should be a list of objects; the fields are {fields}")
+        raise BadRecord(
+            "missing field",
+            f"field 'paragraphs' should be a list of objects; the fields are {fields}",
+        )
     documents = []
     for item in value:
         title, body = field.text(item, "title"), field.text(item, "paragraph_text")
@@ -94,13 +110,21 @@ def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
 
 
 def _musique(record: Fields) -> Task:
-    gold = dict.fromkeys(document.doc_id for document, supporting in _paragraphs(record) if supporting)
+    gold = dict.fromkeys(
+        document.doc_id for document, supporting in _paragraphs(record) if supporting
+    )
     if not gold:
-        raise BadRecord("no gold", "no paragraph has 'is_supporting': true; mark the gold paragraphs")
+        raise BadRecord(
+            "no gold", "no paragraph has 'is_supporting': true; mark the gold paragraphs"
+        )
     steps = record.get("question_decomposition")
     hops = len(steps) if isinstance(steps, Sequence) and steps else len(gold)
     task = Task.question(
-        field.text(record, "id"), field.text(record, "question"), gold=tuple(gold), type=f"{hops}hop", hops=hops
+        field.text(record, "id"),
+        field.text(record, "question"),
+        gold=tuple(gold),
+        type=f"{hops}hop",
+        hops=hops,
     )
     return replace(task, answers=field.answers(record, "answer", "answer_aliases"))
 
@@ -108,12 +132,19 @@ def _musique(record: Fields) -> Task:
 def _episode(record: Fields) -> Task:
     reader = next((reader for reader in (TWO_WIKI, MUSIQUE, HOTPOTQA) if reader.fits(record)), None)
     if reader is None or not ("context" in record or "paragraphs" in record):
-        advice = "to add candidates from a corpus, run `leret data episodes`, which writes kind chunks"
-        raise BadRecord("no paragraphs", f"the question has no paragraphs (fields {field.names_in(record)}); {advice}")
+        advice = (
+            "to add candidates from a corpus, run `leret data episodes`, which writes kind chunks"
+        )
+        raise BadRecord(
+            "no paragraphs",
+            f"the question has no paragraphs (fields {field.names_in(record)}); {advice}",
+        )
     task = reader.task(record)
     documents = dict[str, Document]()
     for document in reader.in_record(record):
-        documents.setdefault(document.doc_id, document)  # as in a corpus, the first text of a title counts
+        documents.setdefault(
+            document.doc_id, document
+        )  # as in a corpus, the first text of a title counts
     if missing := [doc_id for doc_id in task.gold if doc_id not in documents]:
         raise BadRecord("unknown gold", f"gold document {missing[0]!r} is not among the paragraphs")
     chunks = [{"id": d.doc_id, "title": d.title, "text": d.text} for d in documents.values()]
@@ -129,6 +160,9 @@ TWO_WIKI = _Official(
 )
 HOVER = _Official(_hover, _articles, ("claim",))
 MUSIQUE = _Official(
-    _musique, lambda record: [d for d, _ in _paragraphs(record)], ("paragraphs",), brings_documents=True
+    _musique,
+    lambda record: [d for d, _ in _paragraphs(record)],
+    ("paragraphs",),
+    brings_documents=True,
 )
 EPISODES = FileReader(_episode, no_documents, marks=())

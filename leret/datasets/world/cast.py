@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-_LINES = (resources.files("leret.datasets.world") / "lexicon.txt").read_text(encoding="utf-8").splitlines()
+_LINES = (
+    (resources.files("leret.datasets.world") / "lexicon.txt")
+    .read_text(encoding="utf-8")
+    .splitlines()
+)
 LISTS = {name: tuple(words) for name, *words in map(str.split, _LINES)}
 FIRST_NAMES, LAST_NAMES, CITIES = LISTS["FIRST_NAMES"], LISTS["LAST_NAMES"], LISTS["CITIES"]
-ADJECTIVES, NOUNS, FIRMS, TRADES = (LISTS[name] for name in ("ADJECTIVES", "NOUNS", "FIRMS", "TRADES"))
+ADJECTIVES, NOUNS, FIRMS, TRADES = (
+    LISTS[name] for name in ("ADJECTIVES", "NOUNS", "FIRMS", "TRADES")
+)
 AWARDS, INSTRUMENTS = LISTS["AWARDS"], LISTS["INSTRUMENTS"]
 
 
@@ -29,14 +35,42 @@ class Kind:
 
 
 KINDS = (
-    Kind("film", ("directed", "scripted", "produced"), ("director", "screenwriter", "studio"), ("drama", "crime")),
-    Kind("novel", ("written", "illustrated", "published"), ("author", "illustrator", "publisher"), ("gothic", "spy")),
-    Kind("album", ("recorded", "arranged", "released"), ("singer", "arranger", "label"), ("folk", "jazz")),
-    Kind("play", ("penned", "staged", "sponsored"), ("playwright", "stage manager", "sponsor"), ("tragic", "comic")),
     Kind(
-        "opera", ("composed", "choreographed", "financed"), ("composer", "choreographer", "patron"), ("grand", "heroic")
+        "film",
+        ("directed", "scripted", "produced"),
+        ("director", "screenwriter", "studio"),
+        ("drama", "crime"),
     ),
-    Kind("game", ("designed", "scored", "developed"), ("designer", "musician", "developer"), ("puzzle", "racing")),
+    Kind(
+        "novel",
+        ("written", "illustrated", "published"),
+        ("author", "illustrator", "publisher"),
+        ("gothic", "spy"),
+    ),
+    Kind(
+        "album",
+        ("recorded", "arranged", "released"),
+        ("singer", "arranger", "label"),
+        ("folk", "jazz"),
+    ),
+    Kind(
+        "play",
+        ("penned", "staged", "sponsored"),
+        ("playwright", "stage manager", "sponsor"),
+        ("tragic", "comic"),
+    ),
+    Kind(
+        "opera",
+        ("composed", "choreographed", "financed"),
+        ("composer", "choreographer", "patron"),
+        ("grand", "heroic"),
+    ),
+    Kind(
+        "game",
+        ("designed", "scored", "developed"),
+        ("designer", "musician", "developer"),
+        ("puzzle", "racing"),
+    ),
 )
 
 
@@ -135,13 +169,17 @@ class Names:
         self.doc_id = (f"d{i:05d}" for i in ids).__next__
 
 
-def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form: str) -> Iterator[str]:
+def _pairs(
+    rng: random.Random, first: Sequence[str], second: Sequence[str], form: str
+) -> Iterator[str]:
     order = list(range(len(first) * len(second)))
     rng.shuffle(order)
     return (form.format(first[i // len(second)], second[i % len(second)]) for i in order)
 
 
-def make_cast(rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int) -> Cast:
+def make_cast(
+    rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int
+) -> Cast:
     """Invent people (at least 2), companies (at least 1) and works. Two to four works in a row share a name."""
     people = tuple(_person(rng, names) for _ in range(n_people))
     companies = tuple(
@@ -180,7 +218,12 @@ def _person(rng: random.Random, names: Names) -> Person:
 
 
 def _work(
-    rng: random.Random, names: Names, name: str, kind: Kind, people: Sequence[Person], companies: Sequence[Company]
+    rng: random.Random,
+    names: Names,
+    name: str,
+    kind: Kind,
+    people: Sequence[Person],
+    companies: Sequence[Company],
 ) -> Work:
     first, second = rng.sample(people, 2)
     return Work(

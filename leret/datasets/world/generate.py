@@ -28,7 +28,12 @@ _TALKS = 120
 
 
 def generate(
-    seed: int, n_train: int = 600, n_dev: int = 150, n_test: int = 550, comparison: float = 0.25, three_hop: float = 0.0
+    seed: int,
+    n_train: int = 600,
+    n_dev: int = 150,
+    n_test: int = 550,
+    comparison: float = 0.25,
+    three_hop: float = 0.0,
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
     """Return documents sorted by id, and train, dev and test questions with their gold documents in hop order.
 
@@ -40,10 +45,14 @@ def generate(
             raise DataError(f"world: {name} is {share}; set a share from 0 to 1")
     sizes = {"train": n_train, "dev": n_dev, "test": n_test}
     if min(sizes.values()) < 0 or not 0 < sum(sizes.values()) <= 2000:
-        raise DataError(f"world: {sizes} questions; set 1 to 2000 in total (the lexicon has no more names)")
+        raise DataError(
+            f"world: {sizes} questions; set 1 to 2000 in total (the lexicon has no more names)"
+        )
     rng = random.Random(f"leret world {seed}")
     names = Names(rng, 20_000)
-    casts = {split: make_cast(rng, names, n + 8, n // 5 + 4, n + 24) for split, n in sizes.items() if n}
+    casts = {
+        split: make_cast(rng, names, n + 8, n // 5 + 4, n + 24) for split, n in sizes.items() if n
+    }
     universities = {f"{city} University": _university(rng, names, city) for city in lexicon.CITIES}
     documents = [document for cast in casts.values() for document in _describe(cast)]
     documents += universities.values()
@@ -52,7 +61,9 @@ def generate(
     for split, cast in casts.items():
         asked = _ask(rng, cast, sizes[split], comparison, three_hop, universities)
         questions += [
-            Task.question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split=split)
+            Task.question(
+                f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split=split
+            )
             for i, (text, answer, gold, kind) in enumerate(asked)
         ]
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
@@ -74,7 +85,9 @@ class WorldReader(Reader):
         for number, task in enumerate(self._world(data)[1], 1):
             yield Record(task.id, number, {}), task
 
-    def documents(self, data: GeneratedSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+    def documents(
+        self, data: GeneratedSettings, problems: Problems
+    ) -> Iterator[tuple[Record, Document]]:
         for number, document in enumerate(self._world(data)[0], 1):
             yield Record(document.doc_id, number, {}), document
 
@@ -83,7 +96,9 @@ class WorldReader(Reader):
         for name, value in data.options.items():
             if name not in known:
                 expected = ", ".join(known)
-                raise DataError(f"data.options: unknown option {name!r} of kind {data.kind}; available: {expected}")
+                raise DataError(
+                    f"data.options: unknown option {name!r} of kind {data.kind}; available: {expected}"
+                )
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise DataError(f"data.options.{name} is {value!r}; set a number")
         return self.make(data.seed, **data.options)
@@ -114,11 +129,17 @@ def _traps(rng: random.Random, names: Names, casts: Sequence[Cast]) -> Iterator[
     for i in range(_FESTIVALS):
         city, cast = rng.choice(lexicon.CITIES), casts[i % len(casts)]
         shown = ", ".join(f"the {work.kind.name} {work.name}" for work in rng.sample(cast.works, 3))
-        yield Document(names.doc_id(), f"{city} Festival", f"The festival of {city} once showed {shown}.")
+        yield Document(
+            names.doc_id(), f"{city} Festival", f"The festival of {city} once showed {shown}."
+        )
     for i in range(_TALKS):
         city, cast = rng.choice(lexicon.CITIES), casts[i % len(casts)]
         guests = " and ".join(person.name for person in rng.sample(cast.people, 2))
-        yield Document(names.doc_id(), f"{city} Gazette", f"The gazette of {city} printed a long talk with {guests}.")
+        yield Document(
+            names.doc_id(),
+            f"{city} Gazette",
+            f"The gazette of {city} printed a long talk with {guests}.",
+        )
 
 
 _TOPICS = (
@@ -143,7 +164,12 @@ def _survey(rng: random.Random, names: Names, kind: Kind) -> Document:
 
 
 def _ask(
-    rng: random.Random, cast: Cast, n: int, comparison: float, three_hop: float, universities: dict[str, Document]
+    rng: random.Random,
+    cast: Cast,
+    n: int,
+    comparison: float,
+    three_hop: float,
+    universities: dict[str, Document],
 ) -> list[_Asked]:
     works = list(cast.works)
     rng.shuffle(works)
@@ -167,7 +193,10 @@ def _maker(rng: random.Random, work: Work, role: int) -> str:
     kind, name = work.kind, work.name
     noun, verb = kind.nouns[role], kind.verbs[role]
     thing = "company" if role == 2 else "person"
-    words = f"the {noun} of the {kind.name} {name}", f"the {thing} that {verb} the {kind.name} {name}"
+    words = (
+        f"the {noun} of the {kind.name} {name}",
+        f"the {thing} that {verb} the {kind.name} {name}",
+    )
     return rng.choice((*words, f"the {thing} by whom the {kind.name} {name} was {verb}"))
 
 
@@ -196,7 +225,9 @@ def _three_hops(rng: random.Random, work: Work, universities: dict[str, Document
     role = rng.randrange(2)
     person = work.people[role]
     university = universities[person.university]
-    text = f"In which year was the university opened at which {_maker(rng, work, role)} has studied?"
+    text = (
+        f"In which year was the university opened at which {_maker(rng, work, role)} has studied?"
+    )
     year = university.text.split("opened in ")[1][:4]
     return text, year, (work.doc_id, person.doc_id, university.doc_id), "bridge"
 
@@ -217,4 +248,9 @@ def _compare(rng: random.Random, cast: Cast) -> _Asked:
         case _:
             left, right = rng.sample(cast.companies, 2)
             text = f"Is the company {left.name} based in the same city as {right.name}?"
-            return text, "yes" if left.city == right.city else "no", (left.doc_id, right.doc_id), "comparison"
+            return (
+                text,
+                "yes" if left.city == right.city else "no",
+                (left.doc_id, right.doc_id),
+                "comparison",
+            )

@@ -35,13 +35,18 @@ class Fact:
     reply: str
 
 
-_FACTS = yaml.load((resources.files("leret.datasets.world") / "facts.yaml").read_text(encoding="utf-8"))
+_FACTS = yaml.load(
+    (resources.files("leret.datasets.world") / "facts.yaml").read_text(encoding="utf-8")
+)
 _LISTS: dict[str, Sequence[Any]] = {**LISTS, "YEARS": range(1930, 2000)}
 
 
 def _fact(rng: random.Random, names: Names, kind: Mapping[str, Any]) -> Fact:
     values = {word: getattr(names, of)() for word, of in kind["names"].items()}
-    values |= {word: rng.choice(_LISTS[of] if isinstance(of, str) else of) for word, of in kind["draws"].items()}
+    values |= {
+        word: rng.choice(_LISTS[of] if isinstance(of, str) else of)
+        for word, of in kind["draws"].items()
+    }
     line, story, reply = (kind[part].format_map(values) for part in ("line", "story", "reply"))
     return Fact(values["name"], line, tuple(kind["questions"]), story, reply)
 
@@ -56,7 +61,9 @@ def generate_personas(
     """
     sizes = {"train": n_train, "dev": n_dev, "test": n_test}
     if min(sizes.values()) < 0 or not 0 < sum(sizes.values()) <= _MOST:
-        raise DataError(f"personas: {sizes} dialogues; set 1 to {_MOST} in total (the lexicon has no more names)")
+        raise DataError(
+            f"personas: {sizes} dialogues; set 1 to {_MOST} in total (the lexicon has no more names)"
+        )
     if turns not in range(1, len(_FACTS) + 1):
         raise DataError(f"personas: turns is {turns}; set a whole number from 1 to {len(_FACTS)}")
     rng = random.Random(f"leret personas {seed}")
@@ -65,13 +72,19 @@ def generate_personas(
         for number in range(n):
             facts = [_fact(rng, names, kind) for kind in rng.sample(_FACTS, len(_FACTS))]
             stories = [Document(names.doc_id(), fact.name, fact.story) for fact in facts]
-            documents += [*stories, *([_gazette(rng, names, facts)] if rng.random() < _GAZETTES else [])]
+            documents += [
+                *stories,
+                *([_gazette(rng, names, facts)] if rng.random() < _GAZETTES else []),
+            ]
             asked = rng.sample(range(len(facts)), turns)
             persona, history = [fact.line for fact in facts], list[str]()
             for place in asked:
                 history.append(rng.choice(facts[place].questions))
                 inputs = {"persona": persona, "history": [*history]}
-                name, gold = f"p{seed}-{split}-{number:04d}-{len(history) // 2}", (stories[place].doc_id,)
+                name, gold = (
+                    f"p{seed}-{split}-{number:04d}-{len(history) // 2}",
+                    (stories[place].doc_id,),
+                )
                 tasks.append(Task(name, inputs, gold, (facts[place].reply,), split=split))
                 history.append(facts[place].reply)
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(tasks)
@@ -80,4 +93,8 @@ def generate_personas(
 def _gazette(rng: random.Random, names: Names, facts: list[Fact]) -> Document:
     one, other = rng.sample(facts, 2)
     city = rng.choice(CITIES)
-    return Document(names.doc_id(), f"{city} Gazette", f"The gazette of {city} is about {one.name} and {other.name}.")
+    return Document(
+        names.doc_id(),
+        f"{city} Gazette",
+        f"The gazette of {city} is about {one.name} and {other.name}.",
+    )

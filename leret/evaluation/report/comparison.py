@@ -38,10 +38,18 @@ WORDS = (
     "detectable: the smallest difference that this number of questions shows in four of five tests"
 )
 
-_FREE = {"seed", "limit", "part", "split", "skip_invalid"}  # keys of data that change neither documents nor labels
+_FREE = {
+    "seed",
+    "limit",
+    "part",
+    "split",
+    "skip_invalid",
+}  # keys of data that change neither documents nor labels
 
 
-def compare_runs(runs: Sequence[Run], measure: str | None = None, evaluation: str | None = None) -> dict[str, Any]:
+def compare_runs(
+    runs: Sequence[Run], measure: str | None = None, evaluation: str | None = None
+) -> dict[str, Any]:
     """Compare systems by a measure, by default the main one.
 
     Returns:
@@ -53,10 +61,16 @@ def compare_runs(runs: Sequence[Run], measure: str | None = None, evaluation: st
     """
     summaries, groups = [read_summary(run, evaluation) for run in runs], _groups(runs)
     _refuse_differences(runs, summaries)
-    measures = [m for m in summaries[0]["measures"] if m not in CORPUS and all(m in s["measures"] for s in summaries)]
+    measures = [
+        m
+        for m in summaries[0]["measures"]
+        if m not in CORPUS and all(m in s["measures"] for s in summaries)
+    ]
     if not measures or (measure or measures[0]) not in measures:
         known = ", ".join(measures) or "none"
-        raise ConfigError(f"--measure: {measure!r} is not a mean over questions in every run; available: {known}")
+        raise ConfigError(
+            f"--measure: {measure!r} is not a mean over questions in every run; available: {known}"
+        )
     measure = measure or main_measure(measures)
     measures.sort(key=lambda name: name != measure)
     scores = [_scores(run, summary, measures) for run, summary in zip(runs, summaries, strict=True)]
@@ -67,14 +81,18 @@ def compare_runs(runs: Sequence[Run], measure: str | None = None, evaluation: st
         if all(system in scores[i] for i in members)
     }
     recipe = EvalRecipe(**{key: summaries[0][key] for key in ("resamples", "confidence", "seed")})
-    pairs = [pair for pair in dict.fromkeys(_pairs(groups, summaries)) if set(pair) <= entries.keys()]
+    pairs = [
+        pair for pair in dict.fromkeys(_pairs(groups, summaries)) if set(pair) <= entries.keys()
+    ]
     rows = [{**_difference(a, b, entries, recipe), "measure": measure} for a, b in pairs]
     return {
         "measure": measure,
         "measures": measures,
         "groups": {name: [str(runs[i].path) for i in members] for name, members in groups.items()},
         "systems": [_system(label, entry, measures, recipe) for label, entry in entries.items()],
-        "comparisons": statistics.with_holm(row for row in rows if len(groups) == 1 or any(row["ci"])),
+        "comparisons": statistics.with_holm(
+            row for row in rows if len(groups) == 1 or any(row["ci"])
+        ),
     }
 
 
@@ -85,7 +103,9 @@ def read_summary(run: Run, evaluation: str | None = None) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         named = " or ".join(sorted(file.parent.name for file in run.eval.glob("*/summary.json")))
-        advice = f"choose --evaluation {named}" if named else f"run `leret eval RECIPE --run {run.path}`"
+        advice = (
+            f"choose --evaluation {named}" if named else f"run `leret eval RECIPE --run {run.path}`"
+        )
         raise RunError(f"{path} cannot be read; {advice}") from error
 
 
@@ -94,13 +114,18 @@ def _groups(runs: Sequence[Run]) -> dict[str, list[int]]:
     groups: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         training = {name: facts.get("recipe") for name, facts in run.manifest.training.items()}
-        keys = flat({"sampling": run.section("sampling", "leret sample RECIPE"), "training": training})
+        keys = flat(
+            {"sampling": run.section("sampling", "leret sample RECIPE"), "training": training}
+        )
         recipe = {key: value for key, value in keys if not key.endswith(".seed")}
         text = json.dumps(recipe, sort_keys=True).replace(str(run.path.resolve()), "")
         groups.setdefault(text, []).append(i)
     names = [run.path.resolve().name for run in runs]
     unique = len(set(names)) == len(names)
-    return {names[members[0]] if unique else str(runs[members[0]].path): members for members in groups.values()}
+    return {
+        names[members[0]] if unique else str(runs[members[0]].path): members
+        for members in groups.values()
+    }
 
 
 def _refuse_differences(runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]) -> None:
@@ -110,7 +135,8 @@ def _refuse_differences(runs: Sequence[Run], summaries: Sequence[Mapping[str, An
         f"{key} is {first.get(key)!r} in {runs[0].path} but {its.get(key)!r} in {run.path}; compare runs that agree"
         for run, summary, its in zip(runs[1:], summaries[1:], others, strict=True)
         for key in sorted(first.keys() | its.keys())
-        if its.get(key) != first.get(key) and not (key.startswith("data.") and summary["data"] == summaries[0]["data"])
+        if its.get(key) != first.get(key)
+        and not (key.startswith("data.") and summary["data"] == summaries[0]["data"])
     ]
     if problems:
         raise ConfigError(problems)
@@ -120,7 +146,11 @@ def _facts(run: Run, summary: Mapping[str, Any]) -> dict[str, Any]:
     sampling = run.manifest.sampling or {}
     data = {key: value for key, value in sampling["data"].items() if key not in _FREE}
     corpus = "generated" if data["kind"] in GENERATED else run.manifest.digests.get("corpus")
-    facts = {"retriever.k": sampling["retriever"]["k"], "split": summary.get("split"), "corpus": corpus}
+    facts = {
+        "retriever.k": sampling["retriever"]["k"],
+        "split": summary.get("split"),
+        "corpus": corpus,
+    }
     return dict(flat(facts | {"data": data}))
 
 
@@ -128,7 +158,9 @@ def _label(groups: Mapping[str, Any], group: str, system: str | None) -> str:
     return f"{system}" if len(groups) == 1 else f"{group}: {system}"
 
 
-def _pairs(groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _pairs(
+    groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
     """Yield pairs of labels; some may lack scores."""
     (first, (base, *_)), *others = groups.items()
     kinds = {row["system"]: _ORDER.index(row["kind"]) for row in summaries[base]["rows"]}
@@ -136,7 +168,10 @@ def _pairs(groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str,
         for pair in sorted(summaries[base]["comparisons"], key=lambda pair: kinds[pair["a"]]):
             yield pair["a"], pair["b"]
     for group, (i, *_) in others:
-        yield _label(groups, group, summaries[i].get("focus")), _label(groups, first, summaries[base].get("focus"))
+        yield (
+            _label(groups, group, summaries[i].get("focus")),
+            _label(groups, first, summaries[base].get("focus")),
+        )
         for system in sorted(kinds, key=kinds.__getitem__):
             yield _label(groups, group, system), _label(groups, first, system)
 
@@ -148,7 +183,9 @@ def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> di
         rows = read_rows(run.eval / (summary.get("name") or "") / system / "per_question.parquet")
         tasks = [Task(name, {}) for name in dict.fromkeys(row.question_id for row in rows)]
         values = score_table(rows, tasks, summary["n_hops"], measures, best=best).values[:, -1]
-        scores[system] = {(corpus, task.id): value for task, value in zip(tasks, values, strict=True)}
+        scores[system] = {
+            (corpus, task.id): value for task, value in zip(tasks, values, strict=True)
+        }
     return scores
 
 
@@ -158,26 +195,41 @@ def _means(entry: Sequence[_Scores]) -> _Scores:
     return {q: np.mean([scores[q] for scores in entry if q in scores], axis=0) for q in questions}
 
 
-def _difference(a: str, b: str, entries: Mapping[str, Sequence[_Scores]], recipe: EvalRecipe) -> dict[str, Any]:
+def _difference(
+    a: str, b: str, entries: Mapping[str, Sequence[_Scores]], recipe: EvalRecipe
+) -> dict[str, Any]:
     """Compute the difference of the first measure, without ``p_holm``."""
     ours, theirs = _means(entries[a]), _means(entries[b])
     common = [question for question in ours if question in theirs]
     if not common:
-        raise ConfigError(f"{a} and {b} have no questions in common; compare runs with the same data.seed")
+        raise ConfigError(
+            f"{a} and {b} have no questions in common; compare runs with the same data.seed"
+        )
     x, y = (np.array([scores[question][0] for question in common]) for scores in (ours, theirs))
     [row] = statistics.compare([(a, b)], {a: x[:, None, None], b: y[:, None, None]}, [""], recipe)
     del row["hop"]
     return row | statistics.effect(x - y, recipe.confidence)
 
 
-def _system(label: str, entry: Sequence[_Scores], measures: Sequence[str], recipe: EvalRecipe) -> dict[str, Any]:
+def _system(
+    label: str, entry: Sequence[_Scores], measures: Sequence[str], recipe: EvalRecipe
+) -> dict[str, Any]:
     """Return the means over questions with intervals, and the means of each run."""
     values = np.array(list(_means(entry).values()))
     by_run = [statistics.nan_mean(np.array(list(scores.values()))) for scores in entry]
-    bounds = statistics.bootstrap_intervals(values, recipe.resamples, recipe.confidence, recipe.seed)
-    row: dict[str, Any] = {"system": label, "runs": len(entry), "n": int((~np.isnan(values[:, 0])).sum())}
+    bounds = statistics.bootstrap_intervals(
+        values, recipe.resamples, recipe.confidence, recipe.seed
+    )
+    row: dict[str, Any] = {
+        "system": label,
+        "runs": len(entry),
+        "n": int((~np.isnan(values[:, 0])).sum()),
+    }
     for i, (measure, mean) in enumerate(zip(measures, statistics.nan_mean(values), strict=True)):
-        row |= {measure: statistics.json_number(mean), f"{measure}_ci": list(map(statistics.json_number, bounds[i]))}
+        row |= {
+            measure: statistics.json_number(mean),
+            f"{measure}_ci": list(map(statistics.json_number, bounds[i])),
+        }
         row[f"{measure}_by_run"] = [statistics.json_number(means[i]) for means in by_run]
     return row
 
@@ -186,16 +238,25 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
     """Return title, columns and rows of the tables of systems and of differences."""
     measure, several = result["measure"], any(row["runs"] > 1 for row in result["systems"])
     shown = list(dict.fromkeys([measure, *main_measures(result["measures"])]))
-    columns = ["system", *(LABELS.get(name, name) for name in shown), *["by run"] * several, "questions"]
+    columns = [
+        "system",
+        *(LABELS.get(name, name) for name in shown),
+        *["by run"] * several,
+        "questions",
+    ]
     rows = []
     for row in result["systems"]:
         figures = [format_figure(row, name, with_interval=name == measure) for name in shown]
-        runs = ", ".join("-" if value is None else f"{value:.3f}" for value in row[f"{measure}_by_run"])
+        runs = ", ".join(
+            "-" if value is None else f"{value:.3f}" for value in row[f"{measure}_by_run"]
+        )
         rows.append([row["system"], *figures, *[runs] * several, f"{row['n']:,}"])
     heads = ["systems", "difference", "p (Holm)", "effect size", "detectable", "questions"]
     lines = []
     for row in result["comparisons"]:
-        difference = format_figure({"x": row["difference"], "x_ci": row["ci"]}, "x", with_interval=True)
+        difference = format_figure(
+            {"x": row["difference"], "x_ci": row["ci"]}, "x", with_interval=True
+        )
         digits = {"p_holm": 4, "effect_size": 2, "detectable": 3}
         figures = ["-" if row[name] is None else f"{row[name]:.{n}f}" for name, n in digits.items()]
         lines.append([f"{row['a']} - {row['b']}", difference, *figures, f"{row['n']:,}"])
@@ -206,16 +267,22 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a Markdown table."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines
+    )
 
 
 def latex(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format a LaTeX table for the package booktabs."""
     named = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     escaped = str.maketrans(named | {char: f"\\{char}" for char in "&%$#_{}"})
-    head, *lines = (" & ".join(cell.translate(escaped) for cell in line) + r" \\" for line in (columns, *rows))
+    head, *lines = (
+        " & ".join(cell.translate(escaped) for cell in line) + r" \\" for line in (columns, *rows)
+    )
     start = rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}"
-    return "\n".join([start, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
+    return "\n".join(
+        [start, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
+    )
 
 
 FORMS = {"markdown": markdown, "latex": latex}

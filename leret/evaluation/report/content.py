@@ -63,12 +63,21 @@ def examples(
             "difference": round(gain, 6),
             "policy": _hops(ours[question.id], question, corpus),
             "rival": _hops(theirs[question.id], question, corpus),
-            "answers": {"policy": _answer(ours[question.id][-1]), "rival": _answer(theirs[question.id][-1])},
+            "answers": {
+                "policy": _answer(ours[question.id][-1]),
+                "rival": _answer(theirs[question.id][-1]),
+            },
         }
 
-    one, other = ({id: run[-1].measures.get(measure) for id, run in runs.items()} for runs in (ours, theirs))
+    one, other = (
+        {id: run[-1].measures.get(measure) for id, run in runs.items()} for runs in (ours, theirs)
+    )
     known = [(one.get(question.id), other.get(question.id), question) for question in questions]
-    gains = [(end - rest, question) for end, rest, question in known if end is not None and rest is not None]
+    gains = [
+        (end - rest, question)
+        for end, rest, question in known
+        if end is not None and rest is not None
+    ]
     best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1].id))[:n]
     worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1].id))[:n]
     return {
@@ -82,7 +91,11 @@ def examples(
 
 def _answer(row: ScoredHop) -> str | None:
     answer = prediction_of(row)
-    return "; ".join(f"{name}: {text}" for name, text in answer.items()) if isinstance(answer, dict) else answer
+    return (
+        "; ".join(f"{name}: {text}" for name, text in answer.items())
+        if isinstance(answer, dict)
+        else answer
+    )
 
 
 def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
@@ -90,7 +103,9 @@ def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
     return (document.title if document else "") or doc_id
 
 
-def _hops(run: Sequence[ScoredHop], question: Task, corpus: Mapping[str, Document]) -> list[dict[str, Any]]:
+def _hops(
+    run: Sequence[ScoredHop], question: Task, corpus: Mapping[str, Document]
+) -> list[dict[str, Any]]:
     gold, parents = question.gold, question.parents
     before = [(), *(row.doc_ids for row in run)]
     return [
@@ -102,7 +117,9 @@ def _hops(run: Sequence[ScoredHop], question: Task, corpus: Mapping[str, Documen
             "recall": row.measures.get("recall"),
             "ap": row.measures.get("ap"),
             "found": [
-                {"title": _title(i, corpus), "gold": parents.get(i, i) in gold} for i in row.doc_ids if i not in known
+                {"title": _title(i, corpus), "gold": parents.get(i, i) in gold}
+                for i in row.doc_ids
+                if i not in known
             ],
         }
         for row, known in zip(run, before, strict=False)
@@ -154,15 +171,21 @@ def training_data(run: Run) -> TrainingData:
             n_spread += len(set(values)) > 1
             n_samples += len(group.samples)
             n_cut += sum(sample.is_cut for sample in group.samples)
-            failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
+            failures.update(
+                sample.failure.kind for sample in group.samples if sample.failure is not None
+            )
         rounds = _rounds(store, run.manifest.rounds)
-    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, failures, rounds, n_samples, n_cut)
+    return TrainingData(
+        dict(rewards), _margins(run), n_states, n_spread, failures, rounds, n_samples, n_cut
+    )
 
 
 def _rounds(store: Store, begun: Sequence[Mapping[str, Any]]) -> tuple[SampledRound, ...]:
     rounds = []
     for entry in begun if len(begun) > 1 else ():
-        sampled = (group.samples for group in store.groups(entry["digest"]) if group.samples[0].is_sampled)
+        sampled = (
+            group.samples for group in store.groups(entry["digest"]) if group.samples[0].is_sampled
+        )
         states = [[s.reward for s in samples if s.reward is not None] for samples in sampled]
         rewards = [reward for values in states for reward in values]
         spread = sum(len(set(values)) > 1 for values in states) / max(1, len(states))
@@ -177,9 +200,13 @@ def _margins(run: Run) -> dict[int, list[float]]:
     path = run.preferences / "train.parquet"
     if path.is_file():
         try:
-            table = pq.read_table(path, columns=["step", "score_chosen", "score_rejected"]).to_pydict()
+            table = pq.read_table(
+                path, columns=["step", "score_chosen", "score_rejected"]
+            ).to_pydict()
         except (OSError, pa.ArrowException) as error:
-            raise RunError(f"{path} cannot be read ({error}); rebuild it: leret pairs --run {run.path}") from error
+            raise RunError(
+                f"{path} cannot be read ({error}); rebuild it: leret pairs --run {run.path}"
+            ) from error
         for step, chosen, rejected in zip(*table.values(), strict=True):
             margins[step].append(chosen - rejected)
     return dict(margins)
@@ -194,7 +221,9 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
         parts = {key: match[1] for key in names if (match := _PART.fullmatch(key))}
         panels: list[Panel] = []
         for title, keys in (*_PANELS[:2], ("mean of each reward part", parts), *_PANELS[2:]):
-            drawn = {key: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key in keys}
+            drawn = {
+                key: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key in keys
+            }
             lines = {keys[key]: points for key, points in drawn.items() if len(points) > 1}
             if lines:
                 panels.append((title, lines))
@@ -205,10 +234,14 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
     return curves
 
 
-def _distributions(log: Sequence[Mapping[str, Any]], unit: str, n: int = 5) -> dict[str, list[tuple[float, float]]]:
+def _distributions(
+    log: Sequence[Mapping[str, Any]], unit: str, n: int = 5
+) -> dict[str, list[tuple[float, float]]]:
     """Return (percentile, reward) points at ``n`` evenly spaced log entries, named by ``unit``."""
     entries = [entry for entry in log if f"{_PERCENTILE}0" in entry]
-    places = dict.fromkeys(round(i * (len(entries) - 1) / (n - 1)) for i in range(n)) if entries else {}
+    places = (
+        dict.fromkeys(round(i * (len(entries) - 1) / (n - 1)) for i in range(n)) if entries else {}
+    )
     return {
         f"{unit} {entries[place]['step']}": [
             (float(key.removeprefix(_PERCENTILE)), value)

@@ -34,7 +34,11 @@ Trees = Callable[[Run, str, int], str]
 
 
 def write_page(
-    run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None, trees: Trees | None = None
+    run: Run,
+    path: Path,
+    summary: Mapping[str, Any],
+    examples: Mapping[str, Any] | None,
+    trees: Trees | None = None,
 ) -> None:
     """Write the report from the summary and the run's manifest, store, preferences and policies, if they exist."""
     manifest, training = run.record(), training_facts(run)
@@ -68,7 +72,11 @@ def render(
 
     ``examples`` is the content of examples.json. ``training`` maps policies to their training.json.
     """
-    options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
+    options: dict[str, Any] = {
+        "autoescape": True,
+        "undefined": StrictUndefined,
+        "finalize": visible,
+    }
     loader = FileSystemLoader(Path(__file__).parent)
     return (
         Environment(loader=loader, trim_blocks=True, **options)
@@ -143,7 +151,11 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compare the policy after the last hop with the baseline, or with the raw question if that beats the policy."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
-    if focus in rows and RAW in rows and (rows[RAW].get("recall") or 0.0) > (rows[focus].get("recall") or 0.0):
+    if (
+        focus in rows
+        and RAW in rows
+        and (rows[RAW].get("recall") or 0.0) > (rows[focus].get("recall") or 0.0)
+    ):
         baseline = RAW
     compared = {(c["a"], c["b"], c["measure"]): c for c in summary["comparisons"]}
     return [
@@ -154,8 +166,11 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             "after": rows[focus][measure],
             **{key: comparison[key] for key in ("difference", "ci", "p", "p_holm")},
         }
-        for measure in (_CARDS if "recall" in summary["measures"] else main_measures(summary["measures"])[:4])
-        if (comparison := compared.get((focus, baseline, measure))) and comparison["difference"] is not None
+        for measure in (
+            _CARDS if "recall" in summary["measures"] else main_measures(summary["measures"])[:4]
+        )
+        if (comparison := compared.get((focus, baseline, measure)))
+        and comparison["difference"] is not None
     ]
 
 
@@ -168,10 +183,15 @@ def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
         for c in comparisons:
             key = (c.get("type"), c["a"], c["b"])
             empty = dict(zip(("type", "a", "b"), key, strict=True))
-            row = rows.setdefault(key, {**empty, "n": 0, "cells": dict.fromkeys(summary["measures"])})
+            row = rows.setdefault(
+                key, {**empty, "n": 0, "cells": dict.fromkeys(summary["measures"])}
+            )
             row["cells"][c["measure"]] = c
             row["n"] = max(row["n"], c["n"])
-        return sorted(rows.values(), key=lambda row: (row["a"] != summary["focus"], _KINDS.index(kinds[row["a"]])))
+        return sorted(
+            rows.values(),
+            key=lambda row: (row["a"] != summary["focus"], _KINDS.index(kinds[row["a"]])),
+        )
 
     by_hop = summary["comparisons_by_hop"]
     return {
@@ -203,7 +223,9 @@ def _sampled(learned: TrainingData) -> str | None:
 
 
 def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
+    data, retriever, program = (
+        manifest["sampling"][key] for key in ("data", "retriever", "program")
+    )
     hops = summary["n_hops"]
     over = "the corpus"
     if data["kind"] in GENERATED:
@@ -211,11 +233,19 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     elif data["kind"] != "jsonl":  # the name of a data set
         over = data["kind"]
     raw = [row["hops"][-1].get("recall") for row in summary["rows"] if row["system"] == RAW]
-    without = f" Searching with the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
+    without = (
+        f" Searching with the question itself finds {raw[0]:.0%} of the gold documents."
+        if raw and raw[0]
+        else ""
+    )
     seen = ", excluding passages already seen" if retriever.get("exclude_seen") else ""
     picks = retriever["kind"] == "none"
     action = ("picks" if picks else "searches") if hops > 1 else "pick" if picks else "search"
-    each = "" if picks else f"; {retriever['kind'].upper()} returns {retriever['k']} passages per search{seen}"
+    each = (
+        ""
+        if picks
+        else f"; {retriever['kind'].upper()} returns {retriever['k']} passages per search{seen}"
+    )
     return (
         f"{program['path'].rpartition(':')[2]} makes up to {hops} {action} per question over {over}{each}. "
         f"{summary['n_questions']:,} held-out questions.{without}"
@@ -223,17 +253,31 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 
 def _facts(
-    manifest: Mapping[str, Any], summary: Mapping[str, Any], training: Mapping[str, Mapping[str, Any]]
+    manifest: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    training: Mapping[str, Mapping[str, Any]],
 ) -> list[tuple[str, str]]:
     sampling = manifest["sampling"]
     bank, policy = sampling["sampling"], sampling["policy"]
     runs = f"temperature {summary['temperature']:g}, {summary['samples']} runs per question"
     facts = [
-        ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
+        (
+            "evaluated",
+            f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}",
+        ),
         *((section, _settings(sampling[section])) for section in ("program", "retriever", "data")),
-        ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens per completion"),
-        *((f"retriever {name}", _settings(one)) for name, one in manifest["eval"].get("retrievers", {}).items()),
-        *((f"policy of {name}", _settings(values)) for name, values in sampling.get("policies", {}).items()),
+        (
+            "base policy",
+            f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens per completion",
+        ),
+        *(
+            (f"retriever {name}", _settings(one))
+            for name, one in manifest["eval"].get("retrievers", {}).items()
+        ),
+        *(
+            (f"policy of {name}", _settings(values))
+            for name, values in sampling.get("policies", {}).items()
+        ),
         (
             "sampling",
             f"{bank['prompts']} prompts with {bank['samples']} samples each at temperature {policy['temperature']}, "
@@ -241,7 +285,10 @@ def _facts(
         ),
     ]
     leaks = summary.get("leaks")
-    facts += [("note", note) for note in (*summary.get("notes", ()), *([leaks["verdict"]] if leaks else []))]
+    facts += [
+        ("note", note)
+        for note in (*summary.get("notes", ()), *([leaks["verdict"]] if leaks else []))
+    ]
     for name, value in training.items():
         recipe = value["key"]["recipe"]
         rate = (recipe.get("writer") or recipe)["learning_rate"]
@@ -252,12 +299,20 @@ def _facts(
             f"learning rate {rate:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
         )
         facts.append((name, text))
-    versions = (f"{name} {version}" for name, version in manifest.get("versions", {}).items() if version)
+    versions = (
+        f"{name} {version}" for name, version in manifest.get("versions", {}).items() if version
+    )
     return [(label, text) for label, text in (*facts, ("versions", ", ".join(versions))) if text]
 
 
 def _settings(values: Mapping[str, Any]) -> str:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
-    return ", ".join(f"{key}: {value}" for key, value in flat.items() if value is not None and value is not False)
+        flat |= (
+            {f"{key}.{k}": v for k, v in value.items()}
+            if isinstance(value, Mapping)
+            else {key: value}
+        )
+    return ", ".join(
+        f"{key}: {value}" for key, value in flat.items() if value is not None and value is not False
+    )

@@ -74,7 +74,13 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
             _dumbbell(axes, place, row, measure)
         for row in rows:
             if row["kind"] == "baseline" and row["hops"][-1][measure] is not None:
-                axes.axvline(row["hops"][-1][measure], color=_BASELINE, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+                axes.axvline(
+                    row["hops"][-1][measure],
+                    color=_BASELINE,
+                    linewidth=1,
+                    linestyle=(0, (3, 3)),
+                    zorder=1,
+                )
         axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(-0.02, 1.02)
@@ -82,7 +88,12 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
         axes.grid(axis="x")
 
     figures = "; ".join(f"{row['system']} {_say(row['hops'][-1][measure])}" for row in rows)
-    return _svg(f"dumbbells-{measure}", f"{label}, after the last hop: {figures}", (6.2, 0.62 + 0.38 * len(rows)), draw)
+    return _svg(
+        f"dumbbells-{measure}",
+        f"{label}, after the last hop: {figures}",
+        (6.2, 0.62 + 0.38 * len(rows)),
+        draw,
+    )
 
 
 def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
@@ -100,14 +111,25 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
             share = np.histogram(by_step[step], edges)[0] / max(1, len(by_step[step]))
             left = edges[:-1] + 0.07 * bin_width + i * width
             colour = (_BASE, _POLICY, _SECOND, _PROMPT)[i % 4]
-            axes.bar(left, share, width, align="edge", color=colour, label=f"step {step} (n = {len(by_step[step]):,})")
+            axes.bar(
+                left,
+                share,
+                width,
+                align="edge",
+                color=colour,
+                label=f"step {step} (n = {len(by_step[step]):,})",
+            )
         axes.set_xlim(low, high)
         axes.set_xlabel(label)
         axes.set_ylabel("share")
         axes.grid(axis="y")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
 
-    means = "; ".join(f"step {step}: mean {_say(float(np.mean(by_step[step])))}" for step in steps if by_step[step])
+    means = "; ".join(
+        f"step {step}: mean {_say(float(np.mean(by_step[step])))}"
+        for step in steps
+        if by_step[step]
+    )
     return _svg(name, f"Histogram of {label}. {means}", (4.6, 2.7), draw)
 
 
@@ -127,8 +149,17 @@ def curves(name: str, subject: str, panels: Sequence[Panel], marks: Sequence[flo
             axes = figure.add_subplot(n_rows, n_columns, i + 1)
             for (line, points), colour in zip(lines.items(), cycle(_LINES), strict=False):
                 marker = "o" if len(points) < _FEW_POINTS else None
-                drawn = points[:: -1 - len(points) // _MANY_POINTS]  # limits the size of the page; includes the last
-                axes.plot(*zip(*drawn, strict=True), color=colour, linewidth=1.6, label=line, marker=marker, ms=4)
+                drawn = points[
+                    :: -1 - len(points) // _MANY_POINTS
+                ]  # limits the size of the page; includes the last
+                axes.plot(
+                    *zip(*drawn, strict=True),
+                    color=colour,
+                    linewidth=1.6,
+                    label=line,
+                    marker=marker,
+                    ms=4,
+                )
             for mark in () if "percentile" in title else marks:  # percentiles are not steps
                 axes.axvline(mark, color=_SECOND, linewidth=1, linestyle=":")
             axes.set_title(title)
@@ -138,28 +169,51 @@ def curves(name: str, subject: str, panels: Sequence[Panel], marks: Sequence[flo
             if len(lines) > 1:
                 axes.legend()
 
-    ends = "; ".join(f"{title}: {line} ends at {_say(p[-1][1])}" for title, ls in panels for line, p in ls.items())
+    ends = "; ".join(
+        f"{title}: {line} ends at {_say(p[-1][1])}"
+        for title, ls in panels
+        for line, p in ls.items()
+    )
     return _svg(name, f"{subject}. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
 
 
 def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> None:
     colour = _KIND_COLOURS[row["kind"]]
-    values = [(hop[measure], hop[f"{measure}_ci"]) for hop in row["hops"] if hop[measure] is not None]
+    values = [
+        (hop[measure], hop[f"{measure}_ci"]) for hop in row["hops"] if hop[measure] is not None
+    ]
     if not values:
         return
     style: dict[str, Any] = {"color": colour, "clip_on": False}
-    axes.plot([v for v, _ in values], [place] * len(values), linewidth=2, alpha=0.45, zorder=2, **style)
+    axes.plot(
+        [v for v, _ in values], [place] * len(values), linewidth=2, alpha=0.45, zorder=2, **style
+    )
     for i, (value, bounds) in enumerate(values, start=1):
         if None not in bounds:
-            axes.plot(bounds, [place] * 2, linewidth=5.5, alpha=0.28, solid_capstyle="round", zorder=3, **style)
+            axes.plot(
+                bounds,
+                [place] * 2,
+                linewidth=5.5,
+                alpha=0.28,
+                solid_capstyle="round",
+                zorder=3,
+                **style,
+            )
         face = colour if i == len(values) else _CARD
         axes.plot([value], [place], "o", markersize=8, markerfacecolor=face, zorder=4, **style)
     last, bounds = values[-1]
     top = max(*(v for v, _ in values), bounds[1] or 0.0)
-    right = top < 0.9  # label right of the marks, or left of the interval if the marks are near the right edge
+    right = (
+        top < 0.9
+    )  # label right of the marks, or left of the interval if the marks are near the right edge
     x = top + 0.025 if right else (last if bounds[0] is None else bounds[0]) - 0.025
     box = {"facecolor": _CARD, "edgecolor": "none", "pad": 1.2}
-    text: dict[str, Any] = {"va": "center", "ha": "left" if right else "right", "fontsize": 9.5, "color": _INK}
+    text: dict[str, Any] = {
+        "va": "center",
+        "ha": "left" if right else "right",
+        "fontsize": 9.5,
+        "color": _INK,
+    }
     axes.text(x, place, f"{last:.2f}", bbox=box, zorder=5, **text)
 
 
@@ -167,7 +221,9 @@ def _say(value: float | None) -> str:
     return "not scored" if value is None else f"{value:.3f}"
 
 
-def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
+def _svg(
+    name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]
+) -> str:
     """Draw a figure as an SVG element; ``name`` must be unique on the page."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -179,10 +235,16 @@ def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[
         for axes in figure.axes:
             axes.patch.set_alpha(0)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)  # its style would affect the page
+    text = re.sub(
+        r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL
+    )  # its style would affect the page
     for side in ("width", "height"):
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     for colour, variable in _VARIABLES.items():

@@ -28,16 +28,26 @@ def list_runs(directory: Path) -> list[dict[str, Any]]:
             except (LeretError, ValueError, KeyError) as error:
                 listed.append({"run": root, "state": "unreadable", "error": str(error)})
     if not listed:
-        raise RunError(f"{directory} has no runs; name the directory of your runs, as in `leret runs runs`")
+        raise RunError(
+            f"{directory} has no runs; name the directory of your runs, as in `leret runs runs`"
+        )
     return listed
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    sampling, trained, done = run.manifest.sampling or {}, training_facts(run), run.path / "sample.done"
+    sampling, trained, done = (
+        run.manifest.sampling or {},
+        training_facts(run),
+        run.path / "sample.done",
+    )
     sampled = json.loads(done.read_text(encoding="utf-8"))["report"] if done.is_file() else None
     summary = read_summary(run) if (run.eval / "summary.json").is_file() else None
     evaluated = [row["system"] for row in summary["rows"]] if summary else []
-    started = [path.name for path in sorted(run.policies.glob("[!.]*")) if path.is_dir() and path.name not in trained]
+    started = [
+        path.name
+        for path in sorted(run.policies.glob("[!.]*"))
+        if path.is_dir() and path.name not in trained
+    ]
     waiting = [name for name in trained if name not in evaluated]
     states = {
         "sampling unfinished": sampled is None,
@@ -48,7 +58,9 @@ def _facts(run: Run) -> dict[str, Any]:
     return {
         "state": next((state for state, applies in states.items() if applies), "evaluated"),
         "data": sampling.get("data", {}).get("kind"),
-        "sampled": {name: sampled[name] for name in ("policy", "questions", "samples")} if sampled else None,
+        "sampled": {name: sampled[name] for name in ("policy", "questions", "samples")}
+        if sampled
+        else None,
         "trained": {name: facts.get("algorithm") for name, facts in trained.items()},
         "evaluated": evaluated,
         "figures": _figures(summary) if summary else {},
@@ -68,9 +80,20 @@ def table(listed: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str
     rows = []
     for run in listed:
         sampled, figures = run.get("sampled") or {}, run.get("figures") or {"systems": {}}
-        counts = f"{sampled['questions']:,} questions, {sampled['samples']:,} samples" if sampled else "-"
-        values = [f"{name} {'-' if v is None else format(v, '.3f')}" for name, v in figures["systems"].items()]
+        counts = (
+            f"{sampled['questions']:,} questions, {sampled['samples']:,} samples"
+            if sampled
+            else "-"
+        )
+        values = [
+            f"{name} {'-' if v is None else format(v, '.3f')}"
+            for name, v in figures["systems"].items()
+        ]
         trained = ", ".join(run.get("trained") or ()) or "-"
-        result = f"{LABELS.get(figures['measure'], figures['measure'])}: {', '.join(values)}" if values else "-"
+        result = (
+            f"{LABELS.get(figures['measure'], figures['measure'])}: {', '.join(values)}"
+            if values
+            else "-"
+        )
         rows.append([run["run"], result, run["state"], counts, trained, run.get("data") or "-"])
     return ["run", "main figures", "state", "sampled", "trained", "data"], rows

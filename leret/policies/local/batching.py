@@ -35,7 +35,9 @@ class BatchWorker(Generic[Item, Result]):
         self._plan = plan
         self._name = name
         self._start = start
-        self._queue: queue.SimpleQueue[list[tuple[Item, Future[Result]]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[tuple[Item, Future[Result]]] | None] = (
+            queue.SimpleQueue()
+        )
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.closed = False
@@ -69,7 +71,9 @@ class BatchWorker(Generic[Item, Result]):
         going = True
         while going:
             waiting, going = self._take()
-            live = [(item, future) for item, future in waiting if future.set_running_or_notify_cancel()]
+            live = [
+                (item, future) for item, future in waiting if future.set_running_or_notify_cancel()
+            ]
             if live:
                 self._serve(live)
 

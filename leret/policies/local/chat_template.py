@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 _BEGINNINGS = 256  # number of prompt beginnings cached as tokens
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
-_DIRECTIVES = [f"%{letter}" for letter in (*"aAbBcdeDfFGHIjmMpSTuUVwWxXyYzZ", *(f"-{letter}" for letter in "dmHIMSjy"))]
+_DIRECTIVES = [
+    f"%{letter}"
+    for letter in (*"aAbBcdeDfFGHIjmMpSTuUVwWxXyYzZ", *(f"-{letter}" for letter in "dmHIMSjy"))
+]
 _CLOCK = (
     "{% macro strftime_now(format) %}{% set text = namespace(value=format) %}{% for name, value in run_date.items() %}"
     "{% set text.value = text.value.replace(name, value) %}{% endfor %}{{ text.value }}{% endmacro %}{{ '' }}"
@@ -49,7 +52,12 @@ def reads_clock(tokenizer: Any) -> bool:
 
 
 def apply_template(
-    tokenizer: Any, messages: Messages, name: str, *, enable_thinking: bool | None = None, **how: Any
+    tokenizer: Any,
+    messages: Messages,
+    name: str,
+    *,
+    enable_thinking: bool | None = None,
+    **how: Any,
 ) -> Any:
     """Call ``tokenizer.apply_chat_template``. All prompts in leret are created by this function.
 
@@ -79,7 +87,9 @@ def apply_template(
             with suppress(*refusals):
                 return tokenizer.apply_chat_template([first, *turns[2:]], **how)
         roles = ", ".join(str(one.get("role")) for one in turns)
-        raise PolicyError(f"{name}'s chat template rejects the roles {roles} ({error}); use another model") from error
+        raise PolicyError(
+            f"{name}'s chat template rejects the roles {roles} ({error}); use another model"
+        ) from error
 
 
 def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
@@ -94,8 +104,12 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
         )
     known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
     if not known:
-        raise PolicyError(f"{tokenizer.name_or_path} has no end token; set eos_token_id in its generation_config.json")
-    prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
+        raise PolicyError(
+            f"{tokenizer.name_or_path} has no end token; set eos_token_id in its generation_config.json"
+        )
+    prompt = tokenizer.apply_chat_template(
+        list(_TURNS[:1]), tokenize=True, add_generation_prompt=True
+    )["input_ids"]
     whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
     turn = whole[n_common(prompt, whole) :]
     length = next((place for place, token in enumerate(turn) if token in known), None)
@@ -116,14 +130,22 @@ class EncodedPrompt:
     """A prompt as token ids."""
 
     token_ids: tuple[int, ...]
-    n_shared: int  # number of tokens before the last message: demonstrations, which many states share
+    n_shared: (
+        int  # number of tokens before the last message: demonstrations, which many states share
+    )
     room: int  # maximum number of completion tokens that fit after the prompt
 
 
 class PromptEncoder:
     """Encodes messages with one tokenizer; ``n_positions`` is the model's maximum length (None means no limit)."""
 
-    def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        n_positions: int | None,
+        name: str,
+        enable_thinking: bool | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self.n_positions = n_positions
         self._name = name
@@ -141,7 +163,9 @@ class PromptEncoder:
         end = self._tokenizer.eos_token_id
         self._ends = frozenset([*configured, *([] if end is None else [end])])
         if not self._ends:
-            raise PolicyError(f"{self._name} has no end token; set eos_token_id in its generation_config.json")
+            raise PolicyError(
+                f"{self._name} has no end token; set eos_token_id in its generation_config.json"
+            )
         return sorted(self._ends)
 
     def encode(self, messages: Messages) -> EncodedPrompt:
@@ -183,11 +207,15 @@ class PromptEncoder:
         if letters(text) in {letters(plain), letters(whole)}:
             return None
         calls = self.read_calls(text, ())[1]
-        if calls and calls == self.read_calls(whole, ())[1]:  # a server's tool parser rewrites the text of tool calls
+        if (
+            calls and calls == self.read_calls(whole, ())[1]
+        ):  # a server's tool parser rewrites the text of tool calls
             return None
         return f"token ids of {plain[:80]!r} for the completion {text[:80]!r}"
 
-    def completion(self, n_prompt: int, generated: Generated, stop: Sequence[str], tools: bool = False) -> Completion:
+    def completion(
+        self, n_prompt: int, generated: Generated, stop: Sequence[str], tools: bool = False
+    ) -> Completion:
         """Convert generated tokens to a completion; its text ends before the first stop string.
 
         With ``tools``, the text keeps special tokens, because they may mark tool calls.
@@ -202,16 +230,26 @@ class PromptEncoder:
         )
 
     def _render(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
+        how: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "tokenize": True,
+            "return_dict": True,
+        }
         how["enable_thinking"] = self._enable_thinking
         return list(apply_template(self._tokenizer, messages, self._name, **how)["input_ids"])
 
     def _check_template(self) -> None:
         def render(messages: Messages, prompt: bool) -> str:
-            how = {"tokenize": False, "add_generation_prompt": prompt, "enable_thinking": self._enable_thinking}
+            how = {
+                "tokenize": False,
+                "add_generation_prompt": prompt,
+                "enable_thinking": self._enable_thinking,
+            }
             return str(apply_template(self._tokenizer, messages, self._name, **how))
 
-        thinks = self._enable_thinking is not False and "<think>" in str(self._tokenizer.chat_template)
+        thinks = self._enable_thinking is not False and "<think>" in str(
+            self._tokenizer.chat_template
+        )
         refuse_template(render, self._name, self.read_calls, thinks)
         self._shows_tools = True
 

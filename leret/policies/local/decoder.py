@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leret.policies.local.kv_cache import KeyValues, PrefixCache, buffered_cache, gather_rows, layers_of, place
+from leret.policies.local.kv_cache import (
+    KeyValues,
+    PrefixCache,
+    buffered_cache,
+    gather_rows,
+    layers_of,
+    place,
+)
 from leret.policies.local.sampling import choose, step_keys
 
 MIN_PREFIX = 16  # tokens; sharing a shorter prefix costs more than it saves
@@ -112,7 +119,9 @@ class Decoder:
         self.device = next(model.parameters()).device
         self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.long, device=self.device)
         self.suppressed = (
-            torch.tensor(sorted(set(suppressed)), dtype=torch.long, device=self.device) if suppressed else None
+            torch.tensor(sorted(set(suppressed)), dtype=torch.long, device=self.device)
+            if suppressed
+            else None
         )
         self.to_text = to_text
         self.prefixes = prefixes
@@ -136,7 +145,11 @@ class Decoder:
         groups: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
         for job in jobs:
             n_shared = min(job.n_shared, len(job.token_ids) - 1)
-            shared = job.token_ids[:n_shared] if self.prefixes is not None and n_shared >= MIN_PREFIX else ()
+            shared = (
+                job.token_ids[:n_shared]
+                if self.prefixes is not None and n_shared >= MIN_PREFIX
+                else ()
+            )
             groups.setdefault(shared, {})[job.token_ids] = None
         unshared: list[tuple[int, ...]] = []
         parts: list[_Prefilled] = []
@@ -147,7 +160,9 @@ class Decoder:
                 unshared += prompts
         return parts + self._prefill_group(unshared, ())
 
-    def _prefill_group(self, prompts: list[tuple[int, ...]], prefix: tuple[int, ...]) -> list[_Prefilled]:
+    def _prefill_group(
+        self, prompts: list[tuple[int, ...]], prefix: tuple[int, ...]
+    ) -> list[_Prefilled]:
         parts = []
         waiting = sorted(prompts, key=len)
         while waiting:
@@ -171,7 +186,10 @@ class Decoder:
         if known is None:
             cache = buffered_cache()
         else:
-            expanded = [(k.expand(len(prompts), -1, -1, -1), v.expand(len(prompts), -1, -1, -1)) for k, v in known]
+            expanded = [
+                (k.expand(len(prompts), -1, -1, -1), v.expand(len(prompts), -1, -1, -1))
+                for k, v in known
+            ]
             cache = buffered_cache(expanded, n_prefix)
         positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, n_prefix:]
         logits = self._forward(ids, mask, positions, cache)
@@ -189,7 +207,12 @@ class Decoder:
         """Return the logits of the last slot, (n_rows, n_vocabulary) float32; the caller may overwrite them."""
         keep = {"logits_to_keep": 1} if self._keeps_last else {}
         output = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **keep
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **keep,
         )
         logits: Tensor = output.logits[:, -1]
         return logits.float()
@@ -201,12 +224,18 @@ class Decoder:
         for row, prompt in enumerate(prompts):
             rows_of.setdefault(prompt, []).append(row)
         length = max(part.mask.shape[1] for part in parts)
-        mask = torch.zeros((len(prompts), length + max_tokens), dtype=torch.bool, device=self.device)
+        mask = torch.zeros(
+            (len(prompts), length + max_tokens), dtype=torch.bool, device=self.device
+        )
         mask[:, length:] = True
         logits = torch.empty((len(prompts), parts[0].logits.shape[1]), device=self.device)
         placed = []
         for part in parts:
-            pairs = [(source, row) for source, prompt in enumerate(part.prompts) for row in rows_of[prompt]]
+            pairs = [
+                (source, row)
+                for source, prompt in enumerate(part.prompts)
+                for row in rows_of[prompt]
+            ]
             source, target = torch.tensor(pairs, device=self.device).T
             mask[target, length - part.mask.shape[1] : length] = part.mask[source]
             logits[target] = part.logits[source]
@@ -215,7 +244,9 @@ class Decoder:
         positions = mask[:, :length].sum(dim=1)
         return _Running(layers, mask, positions, length), logits
 
-    def _decode(self, running: _Running, logits: Tensor, owners: Sequence[tuple[Job, int]]) -> list[Generated]:
+    def _decode(
+        self, running: _Running, logits: Tensor, owners: Sequence[tuple[Job, int]]
+    ) -> list[Generated]:
         n_rows, n_steps = len(owners), max(job.max_tokens for job, _ in owners)
         ids = torch.zeros((n_rows, n_steps), dtype=torch.long, device=self.device)
         logprobs = torch.zeros((n_rows, n_steps), device=self.device)
@@ -225,11 +256,15 @@ class Decoder:
         alive = torch.ones(n_rows, dtype=torch.bool, device=self.device)
         cache = buffered_cache(running.layers, running.length)
         for step in range(n_steps):
-            chosen, chances = choose(logits, rows.keys[:, step], rows.temperature, rows.top_p, self.suppressed)
+            chosen, chances = choose(
+                logits, rows.keys[:, step], rows.temperature, rows.top_p, self.suppressed
+            )
             ids[rows.place[alive], step] = chosen[alive]
             logprobs[rows.place[alive], step] = chances[alive]
             lengths[rows.place[alive]] = step + 1
-            over = torch.isin(chosen, self.end_ids) | self._stopped(chosen, ids, rows, alive, owners, step + 1)
+            over = torch.isin(chosen, self.end_ids) | self._stopped(
+                chosen, ids, rows, alive, owners, step + 1
+            )
             ended[rows.place[alive & over]] = True
             alive &= ~over & (rows.max_tokens > step + 1)
             n_alive = int(alive.sum())
@@ -238,13 +273,19 @@ class Decoder:
             if n_alive <= alive.numel() // 2:
                 going = alive.nonzero()[:, 0]
                 running = _Running(
-                    gather_rows(layers_of(cache), going), running.mask[going], running.positions[going], running.length
+                    gather_rows(layers_of(cache), going),
+                    running.mask[going],
+                    running.positions[going],
+                    running.length,
                 )
                 rows, chosen, alive = rows.at(going), chosen[going], alive[going]
                 cache = buffered_cache(running.layers, running.length)
             running.length += 1
             logits = self._forward(
-                chosen[:, None], running.mask[:, : running.length], running.positions[:, None], cache
+                chosen[:, None],
+                running.mask[:, : running.length],
+                running.positions[:, None],
+                cache,
             )
             running.positions += alive  # positions of finished rows could exceed the model's limit
         return _collect(ids, logprobs, lengths, ended)
@@ -252,7 +293,9 @@ class Decoder:
     def _rows(self, owners: Sequence[tuple[Job, int]]) -> _Rows:
         return _Rows(
             torch.arange(len(owners), device=self.device),
-            step_keys([seed % 2**64 for _, seed in owners], max(job.max_tokens for job, _ in owners)),
+            step_keys(
+                [seed % 2**64 for _, seed in owners], max(job.max_tokens for job, _ in owners)
+            ),
             torch.tensor([job.temperature for job, _ in owners], device=self.device),
             torch.tensor([job.top_p for job, _ in owners], device=self.device),
             torch.tensor([job.max_tokens for job, _ in owners], device=self.device),
@@ -278,7 +321,10 @@ class Decoder:
             if token not in self._texts:
                 self._texts[token] = self.to_text([token])
             # Decoding a single token strips spaces, and tokens may split other characters than ASCII.
-            if any(mark[-1] in self._texts[token] or mark[-1] == " " or not mark.isascii() for mark in stop):
+            if any(
+                mark[-1] in self._texts[token] or mark[-1] == " " or not mark.isascii()
+                for mark in stop
+            ):
                 text = self.to_text(ids[index, :n_tokens].tolist())
                 stopped[row] = any(mark in text for mark in stop)
         return stopped
@@ -286,4 +332,6 @@ class Decoder:
 
 def _collect(ids: Tensor, logprobs: Tensor, lengths: Tensor, ended: Tensor) -> list[Generated]:
     table = zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), ended.tolist(), strict=True)
-    return [Generated(tuple(i[:n]), tuple(p[:n]), "stop" if end else "length") for i, p, n, end in table]
+    return [
+        Generated(tuple(i[:n]), tuple(p[:n]), "stop" if end else "length") for i, p, n, end in table
+    ]

@@ -23,14 +23,18 @@ class BufferLayer(DynamicLayer):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, keys: Tensor | None = None, values: Tensor | None = None, length: int = 0) -> None:
+    def __init__(
+        self, keys: Tensor | None = None, values: Tensor | None = None, length: int = 0
+    ) -> None:
         super().__init__()
         self.length = length
         if keys is not None and values is not None:
             self.dtype, self.device = keys.dtype, keys.device
             self.keys, self.values, self.is_initialized = keys, values, True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states, value_states
@@ -113,7 +117,9 @@ def gather_rows(layers: KeyValues, rows: Tensor) -> KeyValues:
     return [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in layers]
 
 
-def place(parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: int, capacity: int) -> KeyValues:
+def place(
+    parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: int, capacity: int
+) -> KeyValues:
     """Copy prefilled parts into common buffers, aligned at their last prompt token.
 
     A part is (keys and values, rows to copy (n,), rows of the buffers to fill (n,)). ``end`` is the slot after the last

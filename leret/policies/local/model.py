@@ -39,7 +39,9 @@ class CausalModel:
 
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
-    def __init__(self, network: Any, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None:
+    def __init__(
+        self, network: Any, tokenizer: Any, name: str, enable_thinking: bool | None = None
+    ) -> None:
         from leret.policies.local.decoder import Decoder
         from leret.policies.local.kv_cache import PrefixCache
 
@@ -47,8 +49,12 @@ class CausalModel:
         settings, config = network.generation_config, network.config.get_text_config(decoder=True)
         kinds = set(getattr(config, "layer_types", None) or ())
         if unknown := kinds - {"full_attention", "sliding_attention"}:
-            raise _unsupported(name, network.config.model_type, f"layers of kind {', '.join(sorted(unknown))}")
-        windows = (getattr(config, key, None) for key in ("sliding_window", "window_size"))  # Mistral's, GPT-Neo's
+            raise _unsupported(
+                name, network.config.model_type, f"layers of kind {', '.join(sorted(unknown))}"
+            )
+        windows = (
+            getattr(config, key, None) for key in ("sliding_window", "window_size")
+        )  # Mistral's, GPT-Neo's
         sliding = "sliding_attention" in kinds if kinds else any(windows)
         self.encoder = PromptEncoder(tokenizer, positions(network), name, enable_thinking)
         self.decoder = Decoder(
@@ -67,7 +73,10 @@ class CausalModel:
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
         """Complete all prompts in one batch; return one completion per seed for each job, in order."""
         return [
-            [self.encoder.completion(len(job.token_ids), one, job.stop, job.tools) for one in generated]
+            [
+                self.encoder.completion(len(job.token_ids), one, job.stop, job.tools)
+                for one in generated
+            ]
             for job, generated in zip(jobs, self.decoder.run(jobs), strict=True)
         ]
 
@@ -96,7 +105,9 @@ ARCHITECTURES = {"decoder": CausalModel}
 
 def architecture_of(network: Any) -> type[CausalModel]:
     """Return the model class for a loaded network; raise PolicyError if leret does not support the architecture."""
-    return _architecture(network.config.is_encoder_decoder, network.config.model_type, network.config.name_or_path)
+    return _architecture(
+        network.config.is_encoder_decoder, network.config.model_type, network.config.name_or_path
+    )
 
 
 def _architecture(is_encoder_decoder: bool, kind: object, place: object) -> type[CausalModel]:
@@ -127,7 +138,9 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
     tokenizer = load_tokenizer(path, settings.template)
     tokenizer.model_max_length = 2**62  # PromptEncoder checks lengths against the model's limit
     network.eval().requires_grad_(False)
-    return architecture_of(network)(network.to(place), tokenizer, name or str(path), settings.enable_thinking)
+    return architecture_of(network)(
+        network.to(place), tokenizer, name or str(path), settings.enable_thinking
+    )
 
 
 def stop_ids(model: Any) -> tuple[int, ...]:
@@ -158,12 +171,27 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
 
     logging.disable_progress_bar()
     config = read_model_json(path / "config.json")
-    architecture = _architecture(bool(config.get("is_encoder_decoder")), config.get("model_type"), path)
+    architecture = _architecture(
+        bool(config.get("is_encoder_decoder")), config.get("model_type"), path
+    )
     try:
         loaded: Any = getattr(transformers, architecture.auto_class).from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **settings
+            path,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **settings,
         )
-    except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
+    except (
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
         raise PolicyError(
             f"{architecture.auto_class} cannot load {path} ({reason(error)}); check its config.json, or serve the "
             "model with an engine that supports it, and set policy.kind: openai"
@@ -171,7 +199,9 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
     network, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
-        raise PolicyError(f"{path} lacks {len(missing)} weights ({', '.join(missing[:3])}); save the model again")
+        raise PolicyError(
+            f"{path} lacks {len(missing)} weights ({', '.join(missing[:3])}); save the model again"
+        )
     check_finite(network, path)
     return network
 
@@ -183,6 +213,8 @@ def merge_into(network: Any, path: Path) -> Any:
     try:
         merged = PeftModel.from_pretrained(network, str(path)).merge_and_unload()
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise PolicyError(f"adapter {path} does not fit its base ({reason(error)}); train the adapter again") from error
+        raise PolicyError(
+            f"adapter {path} does not fit its base ({reason(error)}); train the adapter again"
+        ) from error
     check_finite(merged, path)
     return merged

@@ -41,7 +41,13 @@ class LocalPolicy(SharedInstance):
 
     @classmethod
     def over(
-        cls, model: Any, tokenizer: Any, *, name: str, digest: str, enable_thinking: bool | None = None
+        cls,
+        model: Any,
+        tokenizer: Any,
+        *,
+        name: str,
+        digest: str,
+        enable_thinking: bool | None = None,
     ) -> LocalPolicy:
         """Return a policy over a loaded network. If the network is being trained, call `renew` after each update.
 
@@ -54,19 +60,33 @@ class LocalPolicy(SharedInstance):
         self = cls.__new__(cls)
         network = model.get_base_model() if hasattr(model, "peft_config") else model
         settings = LocalPolicySettings(model=name, enable_thinking=enable_thinking)
-        self._open(architecture_of(network)(network, tokenizer, name, enable_thinking), settings, name, digest)
+        self._open(
+            architecture_of(network)(network, tokenizer, name, enable_thinking),
+            settings,
+            name,
+            digest,
+        )
         return self
 
     def _open(
-        self, model: CausalModel, settings: LocalPolicySettings, name: str, digest: str, threads: int | None = None
+        self,
+        model: CausalModel,
+        settings: LocalPolicySettings,
+        name: str,
+        digest: str,
+        threads: int | None = None,
     ) -> None:
         import torch
 
-        self.settings = settings.model_copy(update={"device": "auto"})  # saved settings may be loaded elsewhere
+        self.settings = settings.model_copy(
+            update={"device": "auto"}
+        )  # saved settings may be loaded elsewhere
         self.name, self.digest, self.model = name, digest, model
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.device = str(next(model.network.parameters()).device)
-        self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # counts prompts, completions and padding
+        self.max_batch_tokens = (
+            16_384 if self.device == "cpu" else 131_072
+        )  # counts prompts, completions and padding
         start = None if threads is None else partial(torch.set_num_threads, threads)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {name}", start=start
@@ -167,7 +187,9 @@ class LocalPolicy(SharedInstance):
                 raise
             return self._process_halves(jobs, error)
 
-    def _process_halves(self, jobs: Sequence[Job], error: Exception) -> list[list[Completion] | Exception]:
+    def _process_halves(
+        self, jobs: Sequence[Job], error: Exception
+    ) -> list[list[Completion] | Exception]:
         import torch
 
         self.model.renew()
@@ -191,4 +213,6 @@ def out_of_memory(error: Exception) -> bool:
     import torch
 
     signs = ("can't allocate memory", "out of memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in signs)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        sign in str(error) for sign in signs
+    )

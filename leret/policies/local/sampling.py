@@ -20,13 +20,17 @@ _BLOCK = 1024
 
 def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:
     """Return one noise key per seed and step: (n_seeds, n_steps) uint64."""
-    return _mix(_mix(np.array(seeds, dtype=np.uint64))[:, None] + np.arange(n_steps, dtype=np.uint64))
+    return _mix(
+        _mix(np.array(seeds, dtype=np.uint64))[:, None] + np.arange(n_steps, dtype=np.uint64)
+    )
 
 
 def exponentials(keys: np.ndarray, n: int) -> Tensor:
     """Return exponential noise with mean 1, (n_keys, n) float64. Each number depends only on its key and column."""
     bits = _mix(keys[:, None] + np.arange(n, dtype=np.uint64))
-    uniform = ((bits >> 12) + 0.5) * 2.0**-52  # 52 bits plus one half: exact in float64, and never 0 or 1
+    uniform = (
+        (bits >> 12) + 0.5
+    ) * 2.0**-52  # 52 bits plus one half: exact in float64, and never 0 or 1
     return -torch.log(torch.from_numpy(uniform))
 
 
@@ -43,7 +47,11 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def choose(
-    logits: Tensor, keys: np.ndarray, temperature: Tensor, top_p: Tensor, suppressed: Tensor | None = None
+    logits: Tensor,
+    keys: np.ndarray,
+    temperature: Tensor,
+    top_p: Tensor,
+    suppressed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row: the token with the maximum of probability / exponential noise.
 

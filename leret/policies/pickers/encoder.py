@@ -20,10 +20,16 @@ from leret.policies.checkpoints import find_model, pick_device
 
 SEPARATOR = ". "  # between a candidate's title and text, like `DenseSettings.separator`
 _CHUNK_TEXTS = 128
-_CHUNK_NUMBERS = 2**19  # floats per batch of inner products without gradients, to fit a core's cache
+_CHUNK_NUMBERS = (
+    2**19
+)  # floats per batch of inner products without gradients, to fit a core's cache
 _CACHE_BYTES = 2**28
-_CACHE_TEXTS = 2**16  # maximum number of texts with cached token ids; the cache is emptied when full
-_BASE = 1000.0  # base of the rotation speeds: the slowest plane turns once per about 6,000 positions
+_CACHE_TEXTS = (
+    2**16
+)  # maximum number of texts with cached token ids; the cache is emptied when full
+_BASE = (
+    1000.0  # base of the rotation speeds: the slowest plane turns once per about 6,000 positions
+)
 _SCRATCH_TOKENS = 256
 _SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
 _HEAD = 32
@@ -44,13 +50,25 @@ class EncoderQ:
 
     def fit(self, choices: Sequence[Choice]) -> None:
         """Create untrained encoders, with a vocabulary of the words in these choices."""
-        texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions([choice]))]
-        self._take([scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)])
+        texts = [
+            text
+            for choice in choices
+            for text in (self._state(choice, " "), *self._actions([choice]))
+        ]
+        self._take(
+            [scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)]
+        )
 
-    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
+    def q(
+        self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
+    ) -> Tensor:
         texts, positions = self._actions(choices), positions_of(choices, self.settings.positions)
-        states, rows_of_states = self._embed_states([self._state(choice, self._separator) for choice in choices])
-        whose = rows_of_states.repeat_interleave(torch.tensor([len(choice.candidates) for choice in choices]))
+        states, rows_of_states = self._embed_states(
+            [self._state(choice, self._separator) for choice in choices]
+        )
+        whose = rows_of_states.repeat_interleave(
+            torch.tensor([len(choice.candidates) for choice in choices])
+        )
         if only is not None:
             texts, whose, positions = [texts[i] for i in only], whose[only], positions[only]
         embeddings, rows = self._embed_actions(texts, cached)
@@ -61,7 +79,9 @@ class EncoderQ:
             at = None if self.settings.positions == "none" else positions[part]
             asked = states if len(states) == 1 else states[whose[part]]
             taken = rows[part]
-            in_order = bool((taken.diff() == 1).all())  # true if they are a whole document: a slice needs no copy
+            in_order = bool(
+                (taken.diff() == 1).all()
+            )  # true if they are a whole document: a slice needs no copy
             actions = embeddings[taken[0] : taken[-1] + 1] if in_order else embeddings[taken]
             values.append(rotated_products(asked, actions, at))
         similarity = torch.cat(values, dim=1)
@@ -69,7 +89,9 @@ class EncoderQ:
             similarity = similarity * math.sqrt(states.shape[1])
         if not self.settings.score_weight:
             return similarity
-        scores = standard_scores(choices)[slice(None) if only is None else only].to(similarity.device)
+        scores = standard_scores(choices)[slice(None) if only is None else only].to(
+            similarity.device
+        )
         return similarity + self.settings.score_weight * scores
 
     def renew(self) -> None:
@@ -84,10 +106,16 @@ class EncoderQ:
         self._take([_load(directory / name) for name in ("state", "action")])
 
     def _take(self, encoders: Sequence[Any]) -> None:
-        encoders = [_normalized(encoder, self.settings.similarity == "cosine") for encoder in encoders]
+        encoders = [
+            _normalized(encoder, self.settings.similarity == "cosine") for encoder in encoders
+        ]
         device, length = pick_device(self.settings.device), self.settings.max_length
-        self.module = nn.ModuleDict(dict(zip(("state", "action"), encoders, strict=True))).to(device).eval()
-        self._embed_states, self._embed_actions = (Embedder(encoder, length) for encoder in encoders)
+        self.module = (
+            nn.ModuleDict(dict(zip(("state", "action"), encoders, strict=True))).to(device).eval()
+        )
+        self._embed_states, self._embed_actions = (
+            Embedder(encoder, length) for encoder in encoders
+        )
         self._separator = f" {encoders[0].tokenizer.sep_token or ''} "
 
     def _state(self, choice: Choice, separator: str) -> str:
@@ -98,7 +126,10 @@ class EncoderQ:
         return self.settings.query_prefix + separator.join([context, *map(_text, picked)])
 
     def _actions(self, choices: Sequence[Choice]) -> list[str]:
-        prefix, whole = self.settings.document_prefix, [one for choice in choices for one in choice.candidates]
+        prefix, whole = (
+            self.settings.document_prefix,
+            [one for choice in choices for one in choice.candidates],
+        )
         texts = [one.text if one.text and not one.title else _text(one) for one in whole]
         return [prefix + text for text in texts] if prefix else texts
 
@@ -125,7 +156,9 @@ class Embedder:
             places, embeddings = self._places, self._cache
         rows = list(map(places.get, texts))
         if embeddings is None or None in rows:
-            new = list(dict.fromkeys(text for text, row in zip(texts, rows, strict=True) if row is None))
+            new = list(
+                dict.fromkeys(text for text, row in zip(texts, rows, strict=True) if row is None)
+            )
             added = self._embed(self._ids(new))
             embeddings = added if embeddings is None else torch.cat([embeddings, added])
             places |= {text: len(places) + i for i, text in enumerate(new)}
@@ -137,7 +170,10 @@ class Embedder:
     def _embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
         order = np.argsort([len(text) for text in ids], kind="stable")
         starts = range(0, len(ids), _CHUNK_TEXTS)
-        parts = [self._embed_chunk([ids[i] for i in order[start : start + _CHUNK_TEXTS]]) for start in starts]
+        parts = [
+            self._embed_chunk([ids[i] for i in order[start : start + _CHUNK_TEXTS]])
+            for start in starts
+        ]
         return torch.cat(parts)[torch.from_numpy(order).argsort()]
 
     def _embed_chunk(self, ids: Sequence[Sequence[int]]) -> Tensor:
@@ -162,7 +198,10 @@ class TokenIds(SharedInstance):
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         ids = self._ids if len(self._ids) < _CACHE_TEXTS else {}
         new = [text for text in texts if text not in ids]
-        ids |= {text: one.ids for text, one in zip(new, self._tokenizer.encode_batch_fast(new), strict=True)}
+        ids |= {
+            text: one.ids
+            for text, one in zip(new, self._tokenizer.encode_batch_fast(new), strict=True)
+        }
         self._ids = ids
         return [ids[text] for text in texts]
 
@@ -178,10 +217,14 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
     """
     positions = []
     for choice in choices:
-        places = np.array([one.position for one in choice.candidates], np.float64)  # None becomes NaN
+        places = np.array(
+            [one.position for one in choice.candidates], np.float64
+        )  # None becomes NaN
         if kind == "relative":
             picked = sorted(one.position for one in choice.picked if one.position is not None)
-            ends = np.array([-1.0, *picked, np.fmax.reduce(places, initial=max(picked, default=-1.0)) + 1])
+            ends = np.array(
+                [-1.0, *picked, np.fmax.reduce(places, initial=max(picked, default=-1.0)) + 1]
+            )
             j = np.searchsorted(np.array(picked), places, side="right")
             places = 10 * j + 9 * (places - ends[j]) / (ends[j + 1] - ends[j])
         positions.append(places)
@@ -246,8 +289,18 @@ def _load(directory: Path) -> Any:
     logging.disable_progress_bar()
     try:
         model = library.SentenceTransformer(str(directory), device="cpu", local_files_only=True)
-    except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError) as error:
-        raise PolicyError(f"policy.model: sentence-transformers cannot load {directory} ({reason(error)})") from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ImportError,
+    ) as error:
+        raise PolicyError(
+            f"policy.model: sentence-transformers cannot load {directory} ({reason(error)})"
+        ) from error
     return model.float()
 
 
@@ -280,14 +333,28 @@ def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) 
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(seed)
-        DistilBertModel(config).save_pretrained(folder)  # sentence-transformers loads modules from directories
+        DistilBertModel(config).save_pretrained(
+            folder
+        )  # sentence-transformers loads modules from directories
         tokenizer.save_pretrained(folder)
-        parts = [Transformer(folder), Pooling(size, "mean"), Dense(size, size, activation_function=nn.Identity())]
+        parts = [
+            Transformer(folder),
+            Pooling(size, "mean"),
+            Dense(size, size, activation_function=nn.Identity()),
+        ]
         return SentenceTransformer(modules=parts, device="cpu")
 
 
 def _tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import (
+        Regex,
+        Tokenizer,
+        models,
+        normalizers,
+        pre_tokenizers,
+        processors,
+        trainers,
+    )
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
@@ -298,7 +365,9 @@ def _tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     )
     backend.train_from_iterator(texts, trainer)
     # End each text with [SEP], so that a text without words has a token.
-    backend.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=[("[SEP]", 2)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token="[PAD]",

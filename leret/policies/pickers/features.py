@@ -29,7 +29,9 @@ def mentions(choice: Choice) -> Numbers:
     for one in choice.candidates:
         words = set(one.text.lower().split())
         again = len(words & used) / len(words) if words else 0.0
-        rows.append([*[one.data.get(name, 0.0) for name in names], step, again, float(0 < again < 1)])
+        rows.append(
+            [*[one.data.get(name, 0.0) for name in names], step, again, float(0 < again < 1)]
+        )
     return (*names, "step", "again", "partly_again"), np.array(rows, np.float32)
 
 
@@ -70,17 +72,23 @@ class FeatureQ:
 
     def __init__(self, settings: FeaturesSettings) -> None:
         self._settings, self._names = settings, list[str]()
-        self._function = FEATURES.get(settings.features) or load_function(settings.features, "policy.features")
+        self._function = FEATURES.get(settings.features) or load_function(
+            settings.features, "policy.features"
+        )
 
     def fit(self, choices: Sequence[Choice]) -> None:
         """Create the network, and standardise each feature over these choices; constant features are only centred."""
-        self._make(list(dict.fromkeys(name for choice in choices for name in self._function(choice)[0])))
+        self._make(
+            list(dict.fromkeys(name for choice in choices for name in self._function(choice)[0]))
+        )
         rows = np.concatenate([self._rows(choice) for choice in choices]).astype(np.float64)
         deviations = rows.std(axis=0)
         self.module.mean.copy_(torch.from_numpy(rows.mean(axis=0)))
         self.module.scale.copy_(torch.from_numpy(np.where(deviations > 1e-6, deviations, 1.0)))
 
-    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
+    def q(
+        self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
+    ) -> Tensor:
         rows = np.concatenate([self._rows(choice) for choice in choices])
         values: Tensor = self.module(torch.from_numpy(rows if only is None else rows[only]))
         return values

@@ -21,7 +21,13 @@ from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.base import Completion, Request
-from leret.policies.checkpoints import PICKER_RECORD, PICKER_VERSION, check_finite, picker_digest, read_picker
+from leret.policies.checkpoints import (
+    PICKER_RECORD,
+    PICKER_VERSION,
+    check_finite,
+    picker_digest,
+    read_picker,
+)
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.model import evaluation_mode
 from leret.policies.local.sampling import exponentials, step_keys
@@ -38,7 +44,9 @@ class QFunction(Protocol):
 
     def fit(self, choices: Sequence[Choice]) -> None: ...
 
-    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
+    def q(
+        self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
+    ) -> Tensor:
         """Return Q-values (2, n) of all candidates, or of those at indices ``only``; ``cached`` reuses embeddings."""
         ...
 
@@ -63,7 +71,9 @@ class Picker(SharedInstance):
     0 selects the best candidate. A draw depends only on its seed and the Q-values. Thread-safe.
     """
 
-    def __init__(self, settings: PickerSettings, function: QFunction, name: str, digest: str) -> None:
+    def __init__(
+        self, settings: PickerSettings, function: QFunction, name: str, digest: str
+    ) -> None:
         self.settings, self.name, self.digest = settings, name, digest
         self._function = function
         self._lock = threading.Lock()
@@ -90,7 +100,9 @@ class Picker(SharedInstance):
         if not self.fitted:
             self._function.fit(choices)
 
-    def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
+    def q(
+        self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None
+    ) -> list[Tensor]:
         """Return each choice's Q-values with gradients: (n_candidates,) float32, or (2, n_candidates) with ``twin``.
 
         ``twin`` returns both heads of the network instead of their mean. ``at`` gives one
@@ -107,7 +119,9 @@ class Picker(SharedInstance):
             return [torch.zeros(len(choice.candidates)) for choice in choices]
         with self._lock, torch.no_grad(), evaluation_mode(self.model):
             sizes, values = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
-            for _, group in groupby(zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE):
+            for _, group in groupby(
+                zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE
+            ):
                 part = [choice for _, choice in group]
                 values += _split(self._function.q(part, cached=True).mean(0).cpu(), part)
             return values
@@ -171,19 +185,31 @@ class Picker(SharedInstance):
             best = plan(self.score, choice, n_picks, self.settings.beam)[0].picked[0]
             drawn = [(choice.candidates.index(best), 0.0)] * len(request.seeds)
         else:
-            drawn = draw(values, request.seeds, request.temperature, self.settings.top_k, request.top_p)
+            drawn = draw(
+                values, request.seeds, request.temperature, self.settings.top_k, request.top_p
+            )
         return [
-            Completion(choice.candidates[i].id, "stop", 0, 0, logprobs=(logprob,), value=float(values[i]))
+            Completion(
+                choice.candidates[i].id, "stop", 0, 0, logprobs=(logprob,), value=float(values[i])
+            )
             for i, logprob in drawn
         ]
 
 
 def _split(values: Tensor, choices: Sequence[Choice] | None) -> list[Tensor]:
-    return list(values.split(1 if choices is None else [len(choice.candidates) for choice in choices], dim=-1))
+    return list(
+        values.split(
+            1 if choices is None else [len(choice.candidates) for choice in choices], dim=-1
+        )
+    )
 
 
 def draw(
-    q: Tensor, seeds: Sequence[int], temperature: float, top_k: int | None = None, top_p: float = 1.0
+    q: Tensor,
+    seeds: Sequence[int],
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float = 1.0,
 ) -> list[tuple[int, float]]:
     """Draw one candidate per seed, by the Gumbel-max trick as in `leret.policies.local.sampling`.
 
@@ -224,7 +250,9 @@ class Picks(NamedTuple):
         return sum(self.q_values) / max(1, len(self.q_values))
 
 
-def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int) -> list[Picks]:
+def plan(
+    score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int
+) -> list[Picks]:
     """Plan the next ``n_picks`` picks by beam search; return the sequences best first. Width 1 is greedy.
 
     Each step scores all sequences in one batch. Of sequences with the same candidates, only the best is kept.
@@ -236,9 +264,13 @@ def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_pi
         going = [one for one in beam if one.picked[-1:] != (STOP,)]
         choices = [_after(choice, one.picked) for one in going]
         for before, after, values in zip(going, choices, score(choices), strict=True):
-            best, places = (part[:width].tolist() for part in values.sort(descending=True, stable=True))
+            best, places = (
+                part[:width].tolist() for part in values.sort(descending=True, stable=True)
+            )
             for value, i in zip(best, places, strict=True):
-                grown.append(Picks((*before.picked, after.candidates[i]), (*before.q_values, value)))
+                grown.append(
+                    Picks((*before.picked, after.candidates[i]), (*before.q_values, value))
+                )
         grown.sort(key=lambda one: one.value)
         distinct = {frozenset(pick.id for pick in one.picked): one for one in grown}.values()
         beam = sorted(distinct, key=lambda one: -one.value)[:width]

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.http.client import Answer, Call, Client, HttpError, RejectedError, RetryableError, error_text, one_line
+from leret.http.client import (
+    Answer,
+    Call,
+    Client,
+    HttpError,
+    RejectedError,
+    RetryableError,
+    error_text,
+    one_line,
+)
 from leret.http.endpoints import ApiKey
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
@@ -27,7 +36,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_TOKEN = 128  # maximum characters per token (a run of spaces); a longer text is not a completion
+_LONGEST_TOKEN = (
+    128  # maximum characters per token (a run of spaces); a longer text is not a completion
+)
 _SEED_BITS = 2**31 - 1  # bits of a 63-bit seed that are sent: some servers reject larger numbers
 LIST_S = 3.0  # timeout for the list of models
 _STOPPED = re.compile(
@@ -38,7 +49,9 @@ _STOPPED = re.compile(
 _CUT = re.compile(r"length|max_|token_limit")
 """Finish reasons for a completion that a limit cut: length, MAX_TOKENS, model_length, max_output_tokens."""
 
-_FILTERED = re.compile(r"filter|safety|recitation|refus|block|prohibited|sensitive|moderation|flagged")
+_FILTERED = re.compile(
+    r"filter|safety|recitation|refus|block|prohibited|sensitive|moderation|flagged"
+)
 """Finish reasons for a completion that a content filter ended."""
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")  # keys of a message
@@ -54,12 +67,18 @@ class OpenAIPolicy(SharedInstance):
     rejects or ignores ``n`` in a one-token test request, each sample is a separate request with its seed.
     """
 
-    def __init__(self, settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings) -> None:
+    def __init__(
+        self, settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings
+    ) -> None:
         self.settings = settings
         self.name = settings.model
         # A client cannot see a server's weights, only their name: new weights must have a new name.
         body = settings.extra_body
-        self.digest = digest(settings.kind, settings.model, body) if body else digest(settings.kind, settings.model)
+        self.digest = (
+            digest(settings.kind, settings.model, body)
+            if body
+            else digest(settings.kind, settings.model)
+        )
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = Client(
             settings.urls,
@@ -76,7 +95,9 @@ class OpenAIPolicy(SharedInstance):
             True: settings.merged_body(tokens.request_keys()),
         }
         self._refusals = refusals_of(tuple(settings.urls), settings.model)
-        self._shapes: set[tuple[Any, ...]] = set()  # of requests that the server accepts as they are
+        self._shapes: set[tuple[Any, ...]] = (
+            set()
+        )  # of requests that the server accepts as they are
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
 
@@ -86,7 +107,9 @@ class OpenAIPolicy(SharedInstance):
             raise PolicyError("the request has no seeds; pass one seed per completion")
         try:
             completions = await (
-                self._ask(request, seeds, completions_of) if len(seeds) == 1 else self._ask_several(request, seeds)
+                self._ask(request, seeds, completions_of)
+                if len(seeds) == 1
+                else self._ask_several(request, seeds)
             )
         except HttpError as error:
             raise policy_error(error) from error
@@ -102,13 +125,18 @@ class OpenAIPolicy(SharedInstance):
             return
         message = {"role": "user", "content": "Hello"}
         try:
-            await self.complete(Request((message,), (0,), self.settings.temperature, 1, self.settings.top_p))
+            await self.complete(
+                Request((message,), (0,), self.settings.temperature, 1, self.settings.top_p)
+            )
         except PolicyError as error:
             is_slow = getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}
             if is_slow or UNFINISHED.search(str(error)):  # it needs more time or tokens
                 return
             hint = f"; it serves {', '.join(served)}" if served else ""
-            if getattr(error.__cause__, "status", 0) in {404, 405} and "/v1" not in self.client.urls[0]:
+            if (
+                getattr(error.__cause__, "status", 0) in {404, 405}
+                and "/v1" not in self.client.urls[0]
+            ):
                 hint += "; make policy.urls end in /v1"
             error.args = (f"{error}{hint}",)
             raise
@@ -116,7 +144,9 @@ class OpenAIPolicy(SharedInstance):
     async def served(self) -> list[str]:
         """Return the names of the server's models; empty if it lists none. Raise PolicyError if it is unreachable."""
         try:
-            return await self.client.request(Call("GET", "/models"), _model_names, timeout_s=LIST_S, retry_for_s=LIST_S)
+            return await self.client.request(
+                Call("GET", "/models"), _model_names, timeout_s=LIST_S, retry_for_s=LIST_S
+            )
         except HttpError as error:
             if error.kind in {"rejected", "malformed"}:
                 return []
@@ -127,11 +157,15 @@ class OpenAIPolicy(SharedInstance):
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         if await self._honours_n(request):
-            with suppress(RejectedError):  # if the request is invalid, the calls below are rejected too
+            with suppress(
+                RejectedError
+            ):  # if the request is invalid, the calls below are rejected too
                 completions = await self._ask(request, seeds, completions_of)
                 if len(completions) == len(seeds):
                     return completions
-        each = await asyncio.gather(*[self._ask(request, (seed,), completions_of) for seed in seeds])
+        each = await asyncio.gather(
+            *[self._ask(request, (seed,), completions_of) for seed in seeds]
+        )
         self._takes_n = False
         return [completion for one in each for completion in one]
 
@@ -150,7 +184,9 @@ class OpenAIPolicy(SharedInstance):
 
     async def _request_two(self, request: Request) -> bool:
         try:
-            n_choices = await self._ask(replace(request, max_tokens=1), request.seeds[:1] * 2, _n_choices)
+            n_choices = await self._ask(
+                replace(request, max_tokens=1), request.seeds[:1] * 2, _n_choices
+            )
             self._takes_n = n_choices == 2
         except RejectedError as error:
             # An invalid request is rejected again when samples are requested.
@@ -162,7 +198,11 @@ class OpenAIPolicy(SharedInstance):
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
         body: dict[str, Any] = {
             "model": self.name,
-            **({"messages": request.messages} if "tools" not in request.messages[0] else _with_tools(request)),
+            **(
+                {"messages": request.messages}
+                if "tools" not in request.messages[0]
+                else _with_tools(request)
+            ),
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
@@ -178,7 +218,9 @@ class OpenAIPolicy(SharedInstance):
         if request.stop:
             body["stop"] = list(request.stop)
         shape = (*body, request.temperature, request.top_p)
-        reader = partial(read, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter)
+        reader = partial(
+            read, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter
+        )
         if shape in self._shapes:
             return await self.client.request(Call("POST", "/chat/completions", json=body), reader)
         answer = await self._refusals.send(body, partial(self._post, reader))
@@ -220,7 +262,11 @@ def policy_error(error: HttpError) -> PolicyError:
 
 
 def completions_of(
-    answer: Answer, n: int, max_tokens: int | None, stop: Sequence[str] = (), meter: UsageMeter | None = None
+    answer: Answer,
+    n: int,
+    max_tokens: int | None,
+    stop: Sequence[str] = (),
+    meter: UsageMeter | None = None,
 ) -> list[Completion]:
     """Return the completions in an answer, in the order of their index; some servers send fewer than ``n``.
 
@@ -234,12 +280,17 @@ def completions_of(
     """
     body = answer.json
     if body.get("error"):
-        raise RetryableError(f"{answer.url} sent status 200 with an error: {error_text(answer.body)}", "server")
+        raise RetryableError(
+            f"{answer.url} sent status 200 with an error: {error_text(answer.body)}", "server"
+        )
     choices: list[dict[str, Any]] = body["choices"]
     if not 1 <= len(choices) <= n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
     usage = body.get("usage") or {}
-    n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    n_prompt, n_written = (
+        int(usage.get("prompt_tokens") or 0),
+        int(usage.get("completion_tokens") or 0),
+    )
     if min(n_prompt, n_written) < 0:
         raise ValueError("a token count is below 0")
     counts = [n_written]
@@ -272,7 +323,9 @@ def completions_of(
             text = before_stop(text, stop)
         completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
     if meter is not None:
-        meter.answered(answer.seconds, n_prompt, sum([one.n_completion_tokens for one in completions]), n)
+        meter.answered(
+            answer.seconds, n_prompt, sum([one.n_completion_tokens for one in completions]), n
+        )
     return completions
 
 
@@ -292,7 +345,12 @@ def _text(message: Mapping[str, Any]) -> Any:
     calls = []
     for call in message.get("tool_calls") or ():
         arguments = call["function"]["arguments"]
-        calls.append((call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)))
+        calls.append(
+            (
+                call["function"]["name"],
+                arguments if isinstance(arguments, str) else json.dumps(arguments),
+            )
+        )
     return write_calls(content or "", calls) if calls else content
 
 
@@ -313,9 +371,14 @@ def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, answer: Ans
     message, error = choice["message"], choice.get("error")
     refusal = message.get("refusal")
     if _FILTERED.search(reason) or (refusal and not text):
-        cause = f"the model refused: {one_line(str(refusal))}" if refusal else f"a content filter ended it ({reason})"
+        cause = (
+            f"the model refused: {one_line(str(refusal))}"
+            if refusal
+            else f"a content filter ended it ({reason})"
+        )
         raise RejectedError(
-            f"{answer.url} sent no complete completion: {cause}; change the prompt, or use another model", answer.status
+            f"{answer.url} sent no complete completion: {cause}; change the prompt, or use another model",
+            answer.status,
         )
     if error or not (_STOPPED.fullmatch(reason) or _CUT.search(reason)):
         fault = f"error {one_line(str(error))}" if error else f"finish_reason {one_line(reason)}"

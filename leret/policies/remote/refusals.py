@@ -37,10 +37,17 @@ _WITHOUT = {
 """Optional keys in the order of trials, each with the consequence of leaving it out."""
 
 _NEW_LIMIT = "max_completion_tokens"  # OpenAI's new name of max_tokens
-_SAMPLING = {"max_tokens", "max_completion_tokens", "temperature", "top_p"}  # the user must fix a wrong value of these
+_SAMPLING = {
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+}  # the user must fix a wrong value of these
 _STATUSES = {400, 422, 500, 501}
 
-TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
+TOO_LONG = re.compile(
+    r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)"
+)
 """Error messages of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that is too long."""
 
 TEMPLATE = re.compile(r"(?i)roles? must|jinja|chat.template(?!_kwargs)|template.?error")
@@ -65,7 +72,9 @@ def refusals_of(urls: tuple[str, ...], model: str) -> Refusals:
 
 @cache  # one note per key and server
 def _note(server: str, name: str) -> None:
-    _LOG.warning("%s refuses the request key %s: %s", server, name.partition("=")[0], _WITHOUT[name])
+    _LOG.warning(
+        "%s refuses the request key %s: %s", server, name.partition("=")[0], _WITHOUT[name]
+    )
 
 
 class Refusals:
@@ -128,7 +137,9 @@ class Refusals:
         if error.status not in _STATUSES or any(pattern.search(text) for pattern in of_others):
             return None
         names = {key: _name(key, value) for key, value in sent.items()}
-        suspects = [name for name in _WITHOUT if name in names.values() and name not in self._accepted]
+        suspects = [
+            name for name in _WITHOUT if name in names.values() and name not in self._accepted
+        ]
         named = [names[word] for word in re.findall(r"\w+", text) if names.get(word) in suspects]
         if not named:
             return next(iter(suspects), None)

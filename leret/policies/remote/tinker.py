@@ -43,9 +43,13 @@ class TinkerServer:
         try:
             httpx.get(f"{url}/api/v1/healthz", timeout=_HEALTH_S).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PolicyError(f"policy.url: {url} does not answer ({reason(error)}); start it or fix url") from error
+            raise PolicyError(
+                f"policy.url: {url} does not answer ({reason(error)}); start it or fix url"
+            ) from error
         how = {"base_url": url, "api_key": self._key.reveal() or _NO_KEY}
-        models = self.call(lambda: tinker.RestClient(**how).get_server_capabilities()).supported_models
+        models = self.call(
+            lambda: tinker.RestClient(**how).get_server_capabilities()
+        ).supported_models
         self.context = {one.model_name: one.max_context_length for one in models}
         self.service = tinker.ServiceClient(**how)
 
@@ -55,7 +59,11 @@ class TinkerServer:
         try:
             yield
         except self._faults as error:
-            what = f"no result in {self.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+            what = (
+                f"no result in {self.timeout_s:g} s"
+                if isinstance(error, TimeoutError)
+                else reason(error)
+            )
             status = getattr(error, "status_code", 0)
             if status == 401 and self._key.reveal() is None:
                 what += "; name the variable with the key for this server in policy.api_key_env"
@@ -81,7 +89,9 @@ def tinker_digest(settings: TinkerPolicySettings) -> str:
     trained, tokenizer = Path(settings.model), Path(settings.tokenizer or settings.model)
     if (trained / TINKER_RECORD).is_file():
         return model_digest(trained)
-    return digest("tinker", settings.model, model_digest(tokenizer) if tokenizer.is_dir() else str(tokenizer))
+    return digest(
+        "tinker", settings.model, model_digest(tokenizer) if tokenizer.is_dir() else str(tokenizer)
+    )
 
 
 class TinkerPolicy(SharedInstance):
@@ -90,7 +100,9 @@ class TinkerPolicy(SharedInstance):
     ``weights`` returns a sampling client for the current weights in training; `renew` calls it.
     """
 
-    def __init__(self, settings: TinkerPolicySettings, weights: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, settings: TinkerPolicySettings, weights: Callable[[], Any] | None = None
+    ) -> None:
         self.settings, self.name, self.digest = settings, settings.model, tinker_digest(settings)
         self._weights = weights
         self._sampler: Any = None
@@ -102,14 +114,20 @@ class TinkerPolicy(SharedInstance):
         trained = (path / TINKER_RECORD).is_file()
         with _opening:
             self.server = server = _connect(settings.url, settings.api_key_env, settings.timeout_s)
-            self.record = read_model_json(path / TINKER_RECORD) if trained else {"base_model": settings.model}
+            self.record = (
+                read_model_json(path / TINKER_RECORD) if trained else {"base_model": settings.model}
+            )
             base = self.record["base_model"]
             if base not in server.context:
                 known = ", ".join(server.context)
-                raise PolicyError(f"policy.model: {server.url} has no model {base!r}; available: {known}")
+                raise PolicyError(
+                    f"policy.model: {server.url} has no model {base!r}; available: {known}"
+                )
             source = path if trained else Path(settings.tokenizer or base)
             self.tokenizer = load_tokenizer(source, settings.template)
-            self.encoder = PromptEncoder(self.tokenizer, server.context[base], self.name, settings.enable_thinking)
+            self.encoder = PromptEncoder(
+                self.tokenizer, server.context[base], self.name, settings.enable_thinking
+            )
             self.ends = self.encoder.set_ends(_end_ids(source))
         return server
 
@@ -122,14 +140,19 @@ class TinkerPolicy(SharedInstance):
     async def complete(self, request: Request) -> list[Completion]:
         sampler = self._sampler or await asyncio.to_thread(self._open)
         types = self.server.types
-        prompt, n = self.encoder.encode(request.messages), len(request.seeds) if request.temperature > 0 else 1
+        prompt, n = (
+            self.encoder.encode(request.messages),
+            len(request.seeds) if request.temperature > 0 else 1,
+        )
         how = types.SamplingParams(
             max_tokens=min(request.max_tokens, prompt.room), seed=request.seeds[0] & _SEED_BITS, stop=self.ends,
             temperature=request.temperature, top_p=request.top_p,
         )  # fmt: skip
         ids = types.ModelInput.from_ints(list(prompt.token_ids))
         answer = await self.server.answer(sampler.sample(ids, n, how))
-        completions = [self._completion(request, len(prompt.token_ids), one) for one in answer.sequences]
+        completions = [
+            self._completion(request, len(prompt.token_ids), one) for one in answer.sequences
+        ]
         return completions * (len(request.seeds) // n)
 
     def renew(self, digest: str) -> None:
@@ -164,9 +187,13 @@ class TinkerPolicy(SharedInstance):
 
         ids, logprobs = tuple(sequence.tokens), tuple(sequence.logprobs or ())
         if not ids or len(ids) != len(logprobs):
-            raise PolicyError(f"{self.server.url} sent {len(ids)} token ids and {len(logprobs)} log-probabilities")
+            raise PolicyError(
+                f"{self.server.url} sent {len(ids)} token ids and {len(logprobs)} log-probabilities"
+            )
         generated = Generated(ids, logprobs, sequence.stop_reason)
-        return self.encoder.completion(n_prompt, generated, request.stop, bool(request.messages[0].get("tools")))
+        return self.encoder.completion(
+            n_prompt, generated, request.stop, bool(request.messages[0].get("tools"))
+        )
 
 
 def _end_ids(source: Path) -> Any:

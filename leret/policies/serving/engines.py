@@ -29,7 +29,11 @@ class Listening:
     def url(self) -> str:
         """Base URL for clients on this machine, without /v1."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host and "[" not in host else f"http://{host}:{self.port}"
+        return (
+            f"http://[{host}]:{self.port}"
+            if ":" in host and "[" not in host
+            else f"http://{host}:{self.port}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,12 @@ class ServerKind:
     install: str  # instructions for the user
     key_variable: str  # variable from which the server reads its API key
     arguments: Callable[[ServedModel, Listening, bool], list[str]]  # of (model, address, has GPU)
-    environment: Mapping[str, str] = field(default_factory=dict)  # defaults; the user's variables take precedence
-    cpu_environment: Mapping[str, str] = field(default_factory=dict)  # further defaults without a GPU
+    environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # defaults; the user's variables take precedence
+    cpu_environment: Mapping[str, str] = field(
+        default_factory=dict
+    )  # further defaults without a GPU
     takes_adapters: bool = True  # False: adapters must be merged into full weights first
 
     @property
@@ -52,20 +60,39 @@ class ServerKind:
 
 
 def _vllm(served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    command = ["serve", served.weights, "--host", at.host, "--port", str(at.port), "--generation-config", "vllm"]
+    command = [
+        "serve",
+        served.weights,
+        "--host",
+        at.host,
+        "--port",
+        str(at.port),
+        "--generation-config",
+        "vllm",
+    ]
     command += ["--disable-uvicorn-access-log"]  # the access log has one line per request
     if served.adapter is None:
         command += ["--served-model-name", served.name]
     else:
         rank = next((rank for rank in _VLLM_RANKS if rank >= served.rank), served.rank)
-        command += ["--served-model-name", f"{served.name}-base", "--enable-lora", "--max-lora-rank", str(rank)]
+        command += [
+            "--served-model-name",
+            f"{served.name}-base",
+            "--enable-lora",
+            "--max-lora-rank",
+            str(rank),
+        ]
         command += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.tokenizer is not None:
         command += ["--tokenizer", str(served.tokenizer)]
     # On a CPU, use float32 like policies in this process. Compilation takes longer than it saves for small models.
     # Chunked prefill rewinds seeded generators, which PyTorch does not support on a CPU: vLLM 0.32.0 exits with
     # "CPU Generator does not use offset".
-    return command if gpu else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
+    return (
+        command
+        if gpu
+        else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
+    )
 
 
 SERVERS = {
@@ -83,13 +110,22 @@ SERVERS = {
         "text-generation-launcher",
         "use the container ghcr.io/huggingface/text-generation-inference",
         "API_KEY",
-        lambda served, at, gpu: ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port)],
+        lambda served, at, gpu: [
+            "--model-id",
+            served.weights,
+            "--hostname",
+            at.host,
+            "--port",
+            str(at.port),
+        ],
         takes_adapters=False,
     ),
 }
 
 
-def find_executable(kind: ServerKind, executable: str | None, environment: Mapping[str, str]) -> str:
+def find_executable(
+    kind: ServerKind, executable: str | None, environment: Mapping[str, str]
+) -> str:
     """Return the path of the server's executable: from the argument, the environment variable, or PATH."""
     named = executable or environment.get(kind.variable)
     path = shutil.which(named or kind.executable, path=environment.get("PATH"))

@@ -19,13 +19,30 @@ from typing import Any
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.http.endpoints import ApiKey
-from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
-from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory, resolve_policy
+from leret.policies.serving.engines import (
+    SERVERS,
+    Listening,
+    ServerKind,
+    find_executable,
+    has_gpu,
+    without_repeats,
+)
+from leret.policies.serving.model import (
+    ServedModel,
+    merge_adapter,
+    merged_directory,
+    resolve_policy,
+)
 from leret.policies.serving.process import ServerProcess, wait_until_ready
 
 _HOST = "127.0.0.1"
 
-_OURS = {"-p": "--port", "--hostname": "--host", "--served-model-name": "--name", "--api-key": "--api-key-env"}
+_OURS = {
+    "-p": "--port",
+    "--hostname": "--host",
+    "--served-model-name": "--name",
+    "--api-key": "--api-key-env",
+}
 _OURS |= {"--port": "--port", "--host": "--host"}
 """Flags of ``leret serve`` by the engine option that they set."""
 
@@ -44,12 +61,16 @@ class ServerPlan:
     @property
     def line(self) -> str:
         """Command line for a shell, with environment variables."""
-        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        settings = [
+            f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())
+        ]
         return " ".join([*settings, shlex.join(self.command)])
 
     @property
     def settings(self) -> OpenAIPolicySettings:
-        return OpenAIPolicySettings(model=self.served.name, urls=(f"{self.at.url}/v1",), api_key_env=self.api_key_env)
+        return OpenAIPolicySettings(
+            model=self.served.name, urls=(f"{self.at.url}/v1",), api_key_env=self.api_key_env
+        )
 
     @property
     def recipe(self) -> str:
@@ -79,7 +100,9 @@ def plan(
     for argument in extra:
         ours = _OURS.get(argument.split("=", 1)[0])
         if ours:
-            raise ConfigError(f"{argument}: leret sets this option; use `leret serve {ours}`, before the --")
+            raise ConfigError(
+                f"{argument}: leret sets this option; use `leret serve {ours}`, before the --"
+            )
     gpu = has_gpu(environment)
     try:
         program = find_executable(kind, executable, environment)
@@ -88,7 +111,11 @@ def plan(
             raise
         program = executable or environment.get(kind.variable) or kind.executable
     if served.adapter is not None and (merge or not kind.takes_adapters):
-        served = ServedModel(served.name, str(merged_directory(served.adapter))) if dry else merge_adapter(served)
+        served = (
+            ServedModel(served.name, str(merged_directory(served.adapter)))
+            if dry
+            else merge_adapter(served)
+        )
     command = without_repeats(kind.arguments(served, at, gpu), extra)
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
     added = {**kind.environment, **({} if gpu else kind.cpu_environment), **local}
@@ -135,13 +162,17 @@ class BackgroundServer:
     ``settings`` are policy settings for sampling from this server; ``arguments`` are passed to `plan`.
     """
 
-    def __init__(self, policy: str, engine: str, timeout_s: float = 600.0, **arguments: Any) -> None:
+    def __init__(
+        self, policy: str, engine: str, timeout_s: float = 600.0, **arguments: Any
+    ) -> None:
         at = Listening(_HOST, free_port(_HOST))
         planned = plan(resolve_policy(policy), engine, at, **arguments)
         self.settings = planned.settings
         self._ready: Future[None] = Future()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(planned, timeout_s), name="leret-server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(planned, timeout_s), name="leret-server", daemon=True
+        )
         self._thread.start()
         self._ready.result()
 
@@ -168,11 +199,17 @@ def free_port(host: str) -> int:
 
 def _bound(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"--port {port} is in use on {host}; choose another port, or 0 for a free one") from error
-        raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"--port {port} is in use on {host}; choose another port, or 0 for a free one"
+            ) from error
+        raise ConfigError(
+            f"cannot listen on --host {host} --port {port}: {error.strerror or error}"
+        ) from error
 
 
 def _new_log(name: str) -> Path:

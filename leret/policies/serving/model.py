@@ -42,7 +42,9 @@ class ServedModel:
     name: str
     weights: str  # absolute path, or hub repository, of the model or the adapter's base
     adapter: Path | None = None  # directory of a LoRA adapter
-    tokenizer: Path | None = None  # directory of the adapter's tokenizer; None for the base model's tokenizer
+    tokenizer: Path | None = (
+        None  # directory of the adapter's tokenizer; None for the base model's tokenizer
+    )
     rank: int = 0  # maximum rank of the adapter's matrices; 0 for full weights
 
 
@@ -52,7 +54,9 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     ``base`` is the model that the run was sampled from. The default name has the directory's name and a digest.
     """
     if name is not None and not _FIT_NAME.fullmatch(name):
-        raise ConfigError(f"--name {name!r} is invalid; use only letters, digits, and the characters - _ . /")
+        raise ConfigError(
+            f"--name {name!r} is invalid; use only letters, digits, and the characters - _ . /"
+        )
     stem, model = (policy, _of_run(policy, run)) if run is not None else _resolve(policy)
     if model not in POLICIES and not Path(model).is_dir():
         return ServedModel(name or model, model)
@@ -61,7 +65,9 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     base = adapter_base(path)
     if base is None:
         return ServedModel(name, str(path))
-    has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+    has_tokenizer = any(
+        (path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")
+    )
     config = read_model_json(path / "adapter_config.json")
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
     rank = max((one for one in ranks if isinstance(one, int)), default=16)
@@ -113,7 +119,9 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
         )
     digest = model_digest(adapter)
     try:
-        with atomic_directory(out, digest, PolicyError(f"another process is writing {out}; try again later")) as place:
+        with atomic_directory(
+            out, digest, PolicyError(f"another process is writing {out}; try again later")
+        ) as place:
             merged.save_pretrained(place)
             tokenizer.save_pretrained(place)
             mark_completed(place, "merged", digest, {})
@@ -130,7 +138,9 @@ def _resolve(policy: str) -> tuple[str, str]:
         return policy, policy
     path = Path(policy)
     if (path / "run.yaml").is_file():
-        raise PolicyError(f"{policy} is a run, not a policy; choose a policy of the run: {_known(Run(path))}")
+        raise PolicyError(
+            f"{policy} is a run, not a policy; choose a policy of the run: {_known(Run(path))}"
+        )
     if path.is_dir():
         return path.resolve().name, policy
     if not HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
@@ -155,7 +165,9 @@ def _known(run: Run) -> str:
     return f"--run {run.path} with " + ", ".join(["base", *trained])
 
 
-def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
+def refresh(
+    settings: OpenAIPolicySettings, served: ServedModel, directory: str
+) -> OpenAIPolicySettings:
     """Return ``settings`` with the name of the policy ``served``; raise PolicyError if a server does not have it.
 
     A server has the policy if it lists the policy's name, or if it can load its adapter from the same path (vLLM can
@@ -185,7 +197,11 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
 
 async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
     """Ask a server to load an adapter; return its answer as text for an error message."""
-    call = Call("POST", "/load_lora_adapter", json={"lora_name": served.name, "lora_path": str(served.adapter)})
+    call = Call(
+        "POST",
+        "/load_lora_adapter",
+        json={"lora_name": served.name, "lora_path": str(served.adapter)},
+    )
     try:
         return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")
     except HttpError as error:

@@ -34,7 +34,9 @@ class ServerProcess:
     Linux, the kernel stops the process when leret is killed. Log lines are returned without the API key.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey
+    ) -> None:
         """Start the process; raise PolicyError if the program or the log cannot be opened."""
         self.log, self.key = log, key
         # Look it up before the fork: few calls are safe between fork and exec.
@@ -72,14 +74,17 @@ class ServerProcess:
     def failure(self, what: str) -> PolicyError:
         lines = self.tail()
         return PolicyError(
-            f"{what}; see its log {self.log}" + (f", which ends with:\n{lines}" if lines else " (empty)")
+            f"{what}; see its log {self.log}"
+            + (f", which ends with:\n{lines}" if lines else " (empty)")
         ).failed()
 
     def tail(self, n_lines: int = 15) -> str:
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
-        return self.key.redact("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
+        return self.key.redact(
+            "\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:])
+        )
 
     def stop(self, grace_s: float) -> bool:
         """Terminate the process group, and kill it after ``grace_s`` seconds; return False if it had to be killed."""
@@ -96,7 +101,9 @@ class ServerProcess:
 
 
 def _signal(group: int, which: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError if only zombies are left
+    with suppress(
+        ProcessLookupError, PermissionError
+    ):  # macOS raises PermissionError if only zombies are left
         os.killpg(group, which)
 
 
@@ -110,7 +117,11 @@ def _alive(group: int) -> bool:
 
 
 def wait_until_ready(
-    server: ServerProcess, settings: OpenAIPolicySettings, *, timeout_s: float, tell: Callable[[str], None]
+    server: ServerProcess,
+    settings: OpenAIPolicySettings,
+    *,
+    timeout_s: float,
+    tell: Callable[[str], None],
 ) -> None:
     """Wait until the server is healthy and has completed one prompt; raise PolicyError if the server fails."""
     began = time.monotonic()
@@ -125,11 +136,15 @@ def wait_until_ready(
         while time.monotonic() < until:  # a dying process closes its connections first
             server.check_alive()
             time.sleep(_POLL_S)
-        raise server.failure(f"{url} is healthy, but sent no completion ({error}); increase --timeout") from error
+        raise server.failure(
+            f"{url} is healthy, but sent no completion ({error}); increase --timeout"
+        ) from error
     server.check_alive()
 
 
-def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]) -> None:
+def _wait_for_health(
+    server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]
+) -> None:
     reported = began = time.monotonic()
     while True:
         server.check_alive()

@@ -72,7 +72,9 @@ class SearchClient:
         try:
             return future.result()
         except CancelledError as error:
-            raise RetrievalError("the retriever was closed during a search; open it again").failed() from error
+            raise RetrievalError(
+                "the retriever was closed during a search; open it again"
+            ).failed() from error
         except BaseException:
             future.cancel()  # Ctrl-C in the waiting thread
             raise
@@ -95,7 +97,9 @@ class SearchClient:
 def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError]) -> list[Ranking]:
     """Return one ranking per query. If any query failed, raise PartialResultsError with the first failure."""
     failure = next((outcome for outcome in outcomes if isinstance(outcome, HttpError)), None)
-    answered = [(q, one) for q, one in zip(queries, outcomes, strict=True) if not isinstance(one, HttpError)]
+    answered = [
+        (q, one) for q, one in zip(queries, outcomes, strict=True) if not isinstance(one, HttpError)
+    ]
     if failure is not None:
         raise PartialResultsError(failure, dict(answered)) from failure
     return [ranking for _, ranking in answered]
@@ -118,7 +122,9 @@ class Site(Generic[T]):
     statuses: Collection[int]  # HTTP statuses that may mean a malformed or too long query
     n_refused: int = 0  # number of queries refused so far because of their syntax
 
-    def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
+    def ask(
+        self, queries: Sequence[str], k: int, offline: bool
+    ) -> tuple[list[str], dict[str, T | HttpError]]:
         """Return the cleaned queries, and a mapping from those that have terms to a result or an error each."""
         if not 1 <= k <= self.most:
             raise RetrievalError(f"k is {k}; {self.name} supports k from 1 to {self.most}")
@@ -133,16 +139,26 @@ class Site(Generic[T]):
         return terms, dict(zip(asked, answers, strict=True))
 
     def _resolve(self, outcomes: Sequence[T | HttpError]) -> list[T | HttpError]:
-        rejected = [one for one in outcomes if isinstance(one, RejectedError) and one.status in self.statuses]
+        rejected = [
+            one
+            for one in outcomes
+            if isinstance(one, RejectedError) and one.status in self.statuses
+        ]
         refused = {id(one): one for one in rejected if not _OF_THE_KEY.search(str(one))}
         if not refused:
             return list(outcomes)
         plain = self.client.ask_each([self.question("heart", 1)])[0]
         if isinstance(plain, HttpError):
-            fault = HttpError(f"{self.name} refuses even a simple query with the current settings: {plain}")
+            fault = HttpError(
+                f"{self.name} refuses even a simple query with the current settings: {plain}"
+            )
             return [fault if id(outcome) in refused else outcome for outcome in outcomes]
         if not self.n_refused:
             first = next(iter(refused.values()))
-            _LOG.warning("%s refused the syntax of a query; such queries get empty rankings: %s", self.name, first)
+            _LOG.warning(
+                "%s refused the syntax of a query; such queries get empty rankings: %s",
+                self.name,
+                first,
+            )
         self.n_refused += len(refused)
         return [self.nothing if id(outcome) in refused else outcome for outcome in outcomes]

@@ -29,11 +29,17 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
 
     def __init__(self, settings: ClinicalTrialsSettings) -> None:
         self._settings = settings
-        self._client = SearchClient([settings.url], settings, rate=shared_rate(settings.url, settings.requests_per_s))
+        self._client = SearchClient(
+            [settings.url], settings, rate=shared_rate(settings.url, settings.requests_per_s)
+        )
         self.close = self._client.close
-        self.site: Site[Page] = Site("ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX)
+        self.site: Site[Page] = Site(
+            "ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX
+        )
         s, other_site = settings, [url for url in self._client.urls if url != _SITE]
-        self.digest = digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
+        self.digest = digest(
+            "clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site
+        )
         """Digest of the site and the settings, not of the content, which changes daily."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -48,7 +54,9 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
             for study in page[0]:
                 studies.setdefault(study.doc_id, study)
             if page[1] is None or len(studies) >= k:
-                return tuple(s._replace(score=1 / rank) for rank, s in enumerate([*studies.values()][:k], 1))
+                return tuple(
+                    s._replace(score=1 / rank) for rank, s in enumerate([*studies.values()][:k], 1)
+                )
             page = self._client.ask_each([self._page(term, k, page[1])])[0]
         return page
 
@@ -62,7 +70,9 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
             **({"sort": s.sort} if s.sort else {}),
         }
         if s.min_date or s.max_date:
-            params["filter.advanced"] = f"AREA[StudyFirstPostDate]RANGE[{s.min_date or 'MIN'},{s.max_date or 'MAX'}]"
+            params["filter.advanced"] = (
+                f"AREA[StudyFirstPostDate]RANGE[{s.min_date or 'MIN'},{s.max_date or 'MAX'}]"
+            )
         if token is not None:
             params["pageToken"] = token
         return Call("GET", "/studies", params), _read_page

@@ -39,7 +39,9 @@ class SearchProtocol:
     batched: bool  # allows several queries per request
     call: Callable[[Sequence[str], int], Call]  # builds a request from queries and k
     rankings: Callable[[Answer], list[Any]]  # returns one list of entries per query
-    entry: Callable[[Mapping[str, Any]], tuple[Any, ...]]  # returns id, title, text, score, and parent if known
+    entry: Callable[
+        [Mapping[str, Any]], tuple[Any, ...]
+    ]  # returns id, title, text, score, and parent if known
 
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
         """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
@@ -67,10 +69,16 @@ class SearchProtocol:
             doc_id = title if named == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
                 missing = "title" if named == "title" else "id"
-                raise ValueError(f"the document has no {missing}; set retriever.doc_id to another field")
+                raise ValueError(
+                    f"the document has no {missing}; set retriever.doc_id to another field"
+                )
             if not isinstance(title, str) or not isinstance(text, str):
                 raise TypeError("the title or text is not a string")
-            if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            if (
+                isinstance(score, bool)
+                or not isinstance(score, int | float)
+                or not math.isfinite(score)
+            ):
                 raise ValueError(f"the score {score!r} is not a finite number")
             if parent is not None and not isinstance(parent, str):
                 raise TypeError("the parent is not a string")
@@ -130,13 +138,17 @@ PROTOCOLS = {
         lambda answer: _list(answer, "rankings"),
         lambda entry: (*_LERET_ENTRY(entry), entry.get("parent")),
     ),
-    "colbert": SearchProtocol(False, lambda queries, k: Call("POST", json={"query": queries[0], "k": k}), *_COLBERT),
+    "colbert": SearchProtocol(
+        False, lambda queries, k: Call("POST", json={"query": queries[0], "k": k}), *_COLBERT
+    ),
     "colbert-get": SearchProtocol(
         False, lambda queries, k: Call("GET", "", {"query": queries[0], "k": str(k)}), *_COLBERT
     ),
     "retrieve": SearchProtocol(
         True,
-        lambda queries, k: Call("POST", "", json={"queries": list(queries), "topk": k, "return_scores": True}),
+        lambda queries, k: Call(
+            "POST", "", json={"queries": list(queries), "topk": k, "return_scores": True}
+        ),
         lambda answer: _list(answer, "result"),
         _retrieve_entry,
     ),
@@ -169,10 +181,15 @@ class Remote(CallableRetriever, SharedInstance):
         self._protocol = PROTOCOLS[settings.protocol]
         self._corpus = corpus
         if settings.doc_id == "row" and corpus is None:
-            raise RetrievalError("retriever.doc_id is row, but there is no corpus to look up rows in; set data.corpus")
+            raise RetrievalError(
+                "retriever.doc_id is row, but there is no corpus to look up rows in; set data.corpus"
+            )
         self._ids = tuple(corpus or ()) if settings.doc_id == "row" else ()
         self._is_leret = settings.protocol == "leret"
-        urls = [url.rstrip("/").removesuffix("/search") if self._is_leret else url for url in settings.urls]
+        urls = [
+            url.rstrip("/").removesuffix("/search") if self._is_leret else url
+            for url in settings.urls
+        ]
         self._client = SearchClient(
             urls,
             settings,
@@ -180,7 +197,9 @@ class Remote(CallableRetriever, SharedInstance):
             rate=RateLimit(settings.requests_per_s) if settings.requests_per_s else None,
         )
         self.close = self._client.close
-        self._accept_empty = settings.accept_empty if settings.accept_empty is not None else self._is_leret
+        self._accept_empty = (
+            settings.accept_empty if settings.accept_empty is not None else self._is_leret
+        )
         self._served: Served | None = None
 
     @property
@@ -231,12 +250,19 @@ class Remote(CallableRetriever, SharedInstance):
         outcomes: list[Ranking | HttpError] = [()] * len(queries)
         while batches:
             questions = [
-                (self._protocol.call([queries[i] for i in batch], k), partial(self._read, n_queries=len(batch), k=k))
+                (
+                    self._protocol.call([queries[i] for i in batch], k),
+                    partial(self._read, n_queries=len(batch), k=k),
+                )
                 for batch in batches
             ]
             again: list[list[int]] = []
             for batch, answer in zip(batches, self._client.ask_each(questions), strict=True):
-                if len(batch) > 1 and isinstance(answer, RejectedError) and answer.status in _ABOUT_A_QUERY:
+                if (
+                    len(batch) > 1
+                    and isinstance(answer, RejectedError)
+                    and answer.status in _ABOUT_A_QUERY
+                ):
                     again += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
                     continue
                 for n, place in enumerate(batch):
@@ -245,7 +271,9 @@ class Remote(CallableRetriever, SharedInstance):
         return rankings_of(queries, outcomes)
 
     def _read(self, answer: Answer, n_queries: int, k: int) -> list[Ranking]:
-        rankings = self._protocol.read(answer, n_queries=n_queries, k=k, named=self._settings.doc_id)
+        rankings = self._protocol.read(
+            answer, n_queries=n_queries, k=k, named=self._settings.doc_id
+        )
         if self._served is not None and (index := answer.json.get("index")) != self._served.index:
             raise RejectedError(
                 f"{answer.url} serves a different index ({index}) than at the start of this run "
@@ -254,7 +282,9 @@ class Remote(CallableRetriever, SharedInstance):
                 409,
             )
         if not self._accept_empty and not all(rankings):
-            raise answer.malformed("an empty ranking (if that is correct, set retriever.accept_empty: true)")
+            raise answer.malformed(
+                "an empty ranking (if that is correct, set retriever.accept_empty: true)"
+            )
         return [self._named(ranking, answer) for ranking in rankings] if self._ids else rankings
 
     def _named(self, ranking: Ranking, answer: Answer) -> Ranking:

@@ -23,7 +23,9 @@ _SITE = PubMedSettings().url
 _MOST = 9_999  # maximum number of ids that esearch returns
 _FETCHED_AT_ONCE = 200
 _LONG = 1_500  # longer queries (URL-encoded characters) are sent by POST, as NCBI recommends
-_SYNTAX = frozenset({400, 413})  # statuses for invalid syntax; 414 cannot occur, because long queries use POST
+_SYNTAX = frozenset(
+    {400, 413}
+)  # statuses for invalid syntax; 414 cannot occur, because long queries use POST
 _KNOWN = "1"  # PMID of an article that always exists; a response without its record is incomplete
 
 
@@ -41,7 +43,9 @@ class PubMed(CallableRetriever, SharedInstance):
         rate = shared_rate(settings.url, 10.0 if self._key else 3.0)
         self._client = SearchClient([settings.url], settings, secret=ApiKey(self._key), rate=rate)
         self.close = self._client.close
-        self.site: Site[tuple[str, ...]] = Site("PubMed", _MOST, self._client, self._search, (), _SYNTAX)
+        self.site: Site[tuple[str, ...]] = Site(
+            "PubMed", _MOST, self._client, self._search, (), _SYNTAX
+        )
         s, other_site = settings, [url for url in self._client.urls if url != _SITE]
         self.digest = digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
         """Digest of the site and the settings, not of the content; set ``max_date`` to exclude most new articles."""
@@ -49,7 +53,9 @@ class PubMed(CallableRetriever, SharedInstance):
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Return one ranking per query. ``k`` is at most 9,999."""
         terms, ids = self.site.ask(queries, k, self._settings.offline)
-        articles, failed = self._articles([i for some in ids.values() if isinstance(some, tuple) for i in some])
+        articles, failed = self._articles(
+            [i for some in ids.values() if isinstance(some, tuple) for i in some]
+        )
         outcomes: list[Ranking | HttpError] = []
         for term in terms:
             some = ids.get(term, ())
@@ -60,11 +66,24 @@ class PubMed(CallableRetriever, SharedInstance):
 
     def _search(self, term: str, k: int) -> Question[tuple[str, ...]]:
         s = self._settings
-        dates = {"datetype": "pdat", "mindate": s.min_date or "1000", "maxdate": s.max_date or "3000"}
-        values = {"term": term, "retmax": str(k), "sort": s.sort, **(dates if s.min_date or s.max_date else {})}
-        return self._call("esearch", values, "json", len(quote(term)) > _LONG), partial(_read_ids, wanted=k)
+        dates = {
+            "datetype": "pdat",
+            "mindate": s.min_date or "1000",
+            "maxdate": s.max_date or "3000",
+        }
+        values = {
+            "term": term,
+            "retmax": str(k),
+            "sort": s.sort,
+            **(dates if s.min_date or s.max_date else {}),
+        }
+        return self._call("esearch", values, "json", len(quote(term)) > _LONG), partial(
+            _read_ids, wanted=k
+        )
 
-    def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, HttpError]]:
+    def _articles(
+        self, ids: Sequence[str]
+    ) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, HttpError]]:
         """Fetch articles. Map the ids of found articles to (title, abstract), and the ids of failed requests to errors.
 
         Missing records are requested again, together with a record that certainly exists. If that record is missing
@@ -80,15 +99,26 @@ class PubMed(CallableRetriever, SharedInstance):
             articles, failed = articles | again, failed | failed_again
             lacking = [i for i in missing if i not in articles and i not in failed]
             if lacking:
-                _LOG.warning("PubMed has no record for %d search results (first: %s)", len(lacking), lacking[0])
+                _LOG.warning(
+                    "PubMed has no record for %d search results (first: %s)",
+                    len(lacking),
+                    lacking[0],
+                )
         return articles, failed
 
     def _fetched(
         self, ids: Sequence[str], read: Callable[[Answer], dict[str, tuple[str, str]]], *also: str
     ) -> tuple[dict[str, tuple[str, str]], dict[str, HttpError]]:
-        chunks = [ids[start : start + _FETCHED_AT_ONCE] for start in range(0, len(ids), _FETCHED_AT_ONCE)]
+        chunks = [
+            ids[start : start + _FETCHED_AT_ONCE] for start in range(0, len(ids), _FETCHED_AT_ONCE)
+        ]
         calls = [
-            (self._call("efetch", {"id": ",".join([*chunk, *also]), "rettype": "abstract"}, "xml", True), read)
+            (
+                self._call(
+                    "efetch", {"id": ",".join([*chunk, *also]), "rettype": "abstract"}, "xml", True
+                ),
+                read,
+            )
             for chunk in chunks
         ]
         articles: dict[str, tuple[str, str]] = {}
@@ -101,8 +131,17 @@ class PubMed(CallableRetriever, SharedInstance):
         return articles, failed
 
     def _call(self, tool: str, values: Mapping[str, str], retmode: str, long: bool) -> Call:
-        identity = {"tool": self._settings.tool, "email": self._settings.email, "api_key": self._key}
-        params = {"db": "pubmed", "retmode": retmode, **values, **{n: v for n, v in identity.items() if v}}
+        identity = {
+            "tool": self._settings.tool,
+            "email": self._settings.email,
+            "api_key": self._key,
+        }
+        params = {
+            "db": "pubmed",
+            "retmode": retmode,
+            **values,
+            **{n: v for n, v in identity.items() if v},
+        }
         path = f"/{tool}.fcgi"
         return Call("POST", path, form=params) if long else Call("GET", path, params)
 
@@ -139,7 +178,9 @@ def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
     if not isinstance(result, dict):
         error = body.get("error") if isinstance(body, dict) else None
         if error and "rate limit" in str(error):
-            raise RetryableError(f"{answer.url} answered: {one_line(str(error))}", "rate_limit", 1.0)
+            raise RetryableError(
+                f"{answer.url} answered: {one_line(str(error))}", "rate_limit", 1.0
+            )
         raise answer.malformed("a response without search results")
     failure = result.get("ERROR")
     if failure:
@@ -157,7 +198,9 @@ def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
 
 
 def _ranking(ids: Sequence[str], articles: Mapping[str, tuple[str, str]]) -> Ranking:
-    return tuple(Passage(i, *articles.get(i, ("", "")), 1.0 / rank) for rank, i in enumerate(ids, 1))
+    return tuple(
+        Passage(i, *articles.get(i, ("", "")), 1.0 / rank) for rank, i in enumerate(ids, 1)
+    )
 
 
 def _title(article: ElementTree.Element) -> str:

@@ -30,11 +30,15 @@ from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # bm25s starts JAX, which reserves the GPU's memory
+os.environ.setdefault(
+    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+)  # bm25s starts JAX, which reserves the GPU's memory
 
 _WORD = re.compile(r"\b\w\w+\b")
 _FEW = 64  # results per batch up to which Python sorts faster than NumPy
-_CELLS = 1 << 22  # maximum size of the result matrix; limits the memory of a large batch with a large k
+_CELLS = (
+    1 << 22
+)  # maximum size of the result matrix; limits the memory of a large batch with a large k
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,9 @@ class BM25(CallableRetriever):
 
     only_computes: ClassVar[bool] = True
 
-    def __init__(self, documents: DocumentTable, index: ScoreMatrix, settings: BM25Settings) -> None:
+    def __init__(
+        self, documents: DocumentTable, index: ScoreMatrix, settings: BM25Settings
+    ) -> None:
         self.index = index
         self.source: Any = None  # see leret.retrieval.load.retriever_record
         self.n_documents = len(documents)
@@ -97,8 +103,14 @@ class BM25(CallableRetriever):
         index, known, words, ends = self.index, self.index.vocabulary, self.words, [0]
         columns, factors = list[int](), list[float]()
         for query in queries:
-            columns += [known[word] for word in (words(query) if isinstance(query, str) else query) if word in known]
-            factors += [1.0] * (len(columns) - ends[-1]) if isinstance(query, str) else query.values()
+            columns += [
+                known[word]
+                for word in (words(query) if isinstance(query, str) else query)
+                if word in known
+            ]
+            factors += (
+                [1.0] * (len(columns) - ends[-1]) if isinstance(query, str) else query.values()
+            )
             ends.append(len(columns))
         size = (len(queries), k)
         documents, scores = np.zeros(size, np.int32), np.zeros(size, np.float32)
@@ -111,13 +123,19 @@ class BM25(CallableRetriever):
                 sorted((-score, row) for score, row in zip(*pair, strict=True) if score > 0)
                 for pair in zip(scores.tolist(), documents.tolist(), strict=True)
             ]
-            return [self.ranking([row for _, row in best], [-score for score, _ in best]) for best in pairs]
+            return [
+                self.ranking([row for _, row in best], [-score for score, _ in best])
+                for best in pairs
+            ]
         order = np.lexsort((documents, -scores), axis=-1)
         lengths = (scores > 0).sum(axis=-1).tolist()
         best = np.take_along_axis(documents, order, axis=-1).tolist()
         high = np.take_along_axis(scores, order, axis=-1).tolist()
         ranking = self.ranking
-        return [ranking(rows[:n], values[:n]) for rows, values, n in zip(best, high, lengths, strict=True)]
+        return [
+            ranking(rows[:n], values[:n])
+            for rows, values, n in zip(best, high, lengths, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -157,11 +175,16 @@ def _index(corpus: Documents, settings: BM25Settings) -> Any:
     words = make_analyzer(settings)
     vocabulary: dict[str, int] = {}
     columns = [
-        [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{document.title}. {document.text}")]
+        [
+            vocabulary.setdefault(word, len(vocabulary))
+            for word in words(f"{document.title}. {document.text}")
+        ]
         for document in map(corpus.__getitem__, corpus)
     ]
     if not vocabulary:
-        raise RetrievalError(f"none of the {len(corpus)} documents contains a word to index; check the corpus")
+        raise RetrievalError(
+            f"none of the {len(corpus)} documents contains a word to index; check the corpus"
+        )
     engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene", backend="numpy")
     engine.index((columns, vocabulary), create_empty_token=False, show_progress=False)
     return engine
@@ -177,8 +200,18 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         ]
         index = _matrix(vocabulary, *arrays)
         columns = np.fromiter(vocabulary.values(), np.int64, len(vocabulary)).view(np.uint64)
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise RetrievalError(f"{directory}: cannot read the index ({error}); build it again") from error
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise RetrievalError(
+            f"{directory}: cannot read the index ({error}); build it again"
+        ) from error
     n, starts = len(index.data), index.indptr
     if (
         any(array.ndim != 1 for array in arrays)
@@ -187,10 +220,14 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         or (starts[1:] < starts[:-1]).any()
         or columns.max(initial=0) >= len(columns)
     ):
-        raise RetrievalError(f"{directory}: the sizes of the index files do not match; build the index again")
+        raise RetrievalError(
+            f"{directory}: the sizes of the index files do not match; build the index again"
+        )
     highest = int(index.indices.max(initial=0))  # unsigned, so a negative row is a very high number
     if highest >= n_documents:
-        raise RetrievalError(f"{directory} refers to row {highest} but has {n_documents} documents; build it again")
+        raise RetrievalError(
+            f"{directory} refers to row {highest} but has {n_documents} documents; build it again"
+        )
     return index
 
 
@@ -218,7 +255,9 @@ def _worse(score: float, document: int, other_score: float, other_document: int)
 
 
 @_compiled
-def _replace_worst(scores: NDArray[np.float32], documents: NDArray[np.int32], score: float, document: int) -> None:
+def _replace_worst(
+    scores: NDArray[np.float32], documents: NDArray[np.int32], score: float, document: int
+) -> None:
     """Replace the worst entry (at the top of the heap) with a better entry, and restore the heap order."""
     n, hole, child = len(scores), 0, 1
     while child < n:
@@ -253,14 +292,19 @@ def top_k(
             among, weights = indices[start:end], data[start:end]
             for entry in range(len(among)):
                 scores[among[entry]] += factor * weights[entry]
-        heap_scores, heap = best_scores[query], best_documents[query]  # already a heap, because all scores are 0
+        heap_scores, heap = (
+            best_scores[query],
+            best_documents[query],
+        )  # already a heap, because all scores are 0
         lowest = heap_scores[0]
         for column in columns:
             among = indices[indptr[words[column]] : indptr[words[column] + 1]]
             for entry in range(len(among)):
                 document = among[entry]
                 score = scores[document]
-                scores[document] = 0  # so that the document is skipped in the columns of other words
+                scores[document] = (
+                    0  # so that the document is skipped in the columns of other words
+                )
                 # one comparison that is nearly always false is twice as fast as testing `score > 0` first
                 if score >= max(lowest, above_0) and _worse(lowest, heap[0], score, document):
                     _replace_worst(heap_scores, heap, score, document)
@@ -291,7 +335,9 @@ def fold_accents(text: str) -> str:
     >>> fold_accents("Beyoncé, ʿAḍud")
     'Beyonce, ʿAdud'
     """
-    return "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
+    return "".join(
+        char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char)
+    )
 
 
 def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
@@ -302,7 +348,9 @@ def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
     short = {"english": "EN", "english_plus": "EN_PLUS"}
     words = getattr(stopwords, f"STOPWORDS_{short.get(name, name.upper())}", None)
     if words is None:
-        raise RetrievalError(f"retriever.stopwords: bm25s has no list {name!r}; use english, or null for no list")
+        raise RetrievalError(
+            f"retriever.stopwords: bm25s has no list {name!r}; use english, or null for no list"
+        )
     return frozenset(fold_accents(word) if fold else word for word in words)
 
 
@@ -312,7 +360,9 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     try:
         stem = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language).stemWords
     except KeyError as error:
-        raise RetrievalError(f"retriever.stemmer: unknown language {language!r}; use english or null") from error
+        raise RetrievalError(
+            f"retriever.stemmer: unknown language {language!r}; use english or null"
+        ) from error
     lock = threading.Lock()  # stemmers are not thread-safe
 
     def stems(words: list[str]) -> list[str]:

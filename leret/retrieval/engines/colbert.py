@@ -25,7 +25,14 @@ from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
 from leret.core.progress import Progress
 from leret.core.types import Document, Passage, Ranking
-from leret.retrieval.base import CallableRetriever, Documents, Retriever, clip_k, search_valid, to_valid_utf8
+from leret.retrieval.base import (
+    CallableRetriever,
+    Documents,
+    Retriever,
+    clip_k,
+    search_valid,
+    to_valid_utf8,
+)
 from leret.retrieval.engines.bm25 import BM25Index
 from leret.retrieval.engines.dense import MODEL_FAULTS, DenseIndex, open_model
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
@@ -45,7 +52,11 @@ class ColBERT(CallableRetriever):
     """
 
     def __init__(
-        self, documents: DocumentTable, directory: Path, encoder: MultiVectorModel, engine: ColbertIndex
+        self,
+        documents: DocumentTable,
+        directory: Path,
+        encoder: MultiVectorModel,
+        engine: ColbertIndex,
     ) -> None:
         self.digest = engine.digest(documents.digest)
         self._documents = documents
@@ -64,7 +75,9 @@ class ColBERT(CallableRetriever):
         candidates = [np.arange(len(self._documents))] * len(queries)
         if self._first is not None:
             rankings = self._first.search(queries, max(k, self._n_candidates or k))
-            candidates = [np.array([int(row.doc_id) for row in ranking], np.int64) for ranking in rankings]
+            candidates = [
+                np.array([int(row.doc_id) for row in ranking], np.int64) for ranking in rankings
+            ]
         return [
             self._ranking(vectors, np.sort(rows), k)
             for vectors, rows in zip(self._encoder.queries(queries), candidates, strict=True)
@@ -72,14 +85,18 @@ class ColBERT(CallableRetriever):
 
     def _ranking(self, query: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
         blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
-        scores = np.concatenate([np.zeros(0), *(self._max_sim(query, block) for block in blocks)]).round(_DIGITS)
+        scores = np.concatenate(
+            [np.zeros(0), *(self._max_sim(query, block) for block in blocks)]
+        ).round(_DIGITS)
         best = np.argsort(-scores, kind="stable")[:k]
         return self._documents.passages(rows[best].tolist(), scores[best].tolist())
 
     def _max_sim(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the query's score for each document in ``rows``. ``query`` is (n_query_tokens, n_dimensions)."""
         starts, ends = self._starts[rows], self._starts[rows + 1]
-        tokens = np.concatenate([self._vectors[start:end] for start, end in zip(starts, ends, strict=True)])
+        tokens = np.concatenate(
+            [self._vectors[start:end] for start, end in zip(starts, ends, strict=True)]
+        )
         similarity = tokens.astype(np.float32) @ query.T
         firsts = np.concatenate([[0], np.cumsum(ends - starts)[:-1]])
         scores: NDArray[np.float32] = np.maximum.reduceat(similarity, firsts, axis=0).sum(axis=1)
@@ -113,7 +130,11 @@ class ColbertIndex(IndexEngine):
         require_model(checkpoint, content, directory)
         first: BM25Index | DenseIndex = BM25Index(BM25Settings())
         if engine is not None:
-            places = {k.removeprefix(_PLACE): v for k, v in manifest.places.items() if k.startswith(_PLACE)}
+            places = {
+                k.removeprefix(_PLACE): v
+                for k, v in manifest.places.items()
+                if k.startswith(_PLACE)
+            }
             keys = {key: value for key, value in engine.items() if key != "kind"}
             part = manifest.model_copy(update={"settings": keys, "places": places})
             first = _ENGINES[engine["kind"]].from_manifest(part, directory)
@@ -127,13 +148,17 @@ class ColbertIndex(IndexEngine):
     def ranking_keys(self) -> dict[str, Any]:
         keys = {"checkpoint": self.content, **self.settings.ranking_keys()}
         del keys["engine"]
-        if self.first is not None and self.settings.engine != BM25Settings():  # an index without the key has BM25
+        if (
+            self.first is not None and self.settings.engine != BM25Settings()
+        ):  # an index without the key has BM25
             keys["engine"] = {"kind": self.first.kind, **self.first.ranking_keys()}
         return keys
 
     def external_paths(self) -> dict[str, str]:
         others = self.first.external_paths() if self.first else {}
-        return {"checkpoint": str(self.checkpoint)} | {f"{_PLACE}{key}": path for key, path in others.items()}
+        return {"checkpoint": str(self.checkpoint)} | {
+            f"{_PLACE}{key}": path for key, path in others.items()
+        }
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Encode the documents. Continue where an interrupted build stopped."""
@@ -141,12 +166,19 @@ class ColbertIndex(IndexEngine):
             (directory / self.first.kind).mkdir(exist_ok=True)
             self.first.write(corpus, directory / self.first.kind, progress)
         encoder, ids = MultiVectorModel(self.checkpoint, self.settings), list(corpus)
-        at_once = 8 * self.settings.batch_size  # several batches, because the encoder sorts texts by length
-        with open(directory / _LENGTHS, "a+b") as lengths, open(directory / _VECTORS, "ab") as vectors:
+        at_once = (
+            8 * self.settings.batch_size
+        )  # several batches, because the encoder sorts texts by length
+        with (
+            open(directory / _LENGTHS, "a+b") as lengths,
+            open(directory / _VECTORS, "ab") as vectors,
+        ):
             lengths.seek(0)
             encoded = np.frombuffer(lengths.read()[: lengths.tell() // 4 * 4], np.int32)
             lengths.truncate(encoded.nbytes)
-            vectors.truncate(2 * encoder.n_dimensions * int(encoded.sum()))  # written before lengths
+            vectors.truncate(
+                2 * encoder.n_dimensions * int(encoded.sum())
+            )  # written before lengths
             progress.start("encode documents", len(ids))
             progress.advance(len(encoded))
             for start in range(len(encoded), len(ids), at_once):
@@ -171,17 +203,26 @@ class MultiVectorModel:
     """Multi-vector model of sentence-transformers. Thread-safe; encodes for one thread at a time."""
 
     def __init__(self, checkpoint: Path, settings: ColbertSettings) -> None:
-        if not is_multi_vector(checkpoint):  # sentence-transformers would add an untrained projection
-            raise RetrievalError(f"{checkpoint} is not a ColBERT or other multi-vector model; choose another model")
+        if not is_multi_vector(
+            checkpoint
+        ):  # sentence-transformers would add an untrained projection
+            raise RetrievalError(
+                f"{checkpoint} is not a ColBERT or other multi-vector model; choose another model"
+            )
         self._model = open_model("MultiVectorEncoder", checkpoint, settings.device, "colbert")
         self._batch_size = settings.batch_size
-        self._lock = threading.Lock()  # a tokenizer stores its truncation length, so it is not thread-safe
+        self._lock = (
+            threading.Lock()
+        )  # a tokenizer stores its truncation length, so it is not thread-safe
         transformer = self._model[0]
         try:
             if settings.query_maxlen is not None:
                 expansion = transformer.query_expansion
                 transformer.query_length = settings.query_maxlen
-                transformer.query_expansion = expansion and {**expansion, "length": settings.query_maxlen}
+                transformer.query_expansion = expansion and {
+                    **expansion,
+                    "length": settings.query_maxlen,
+                }
             if settings.doc_maxlen is not None:
                 transformer.document_length = settings.doc_maxlen
             longest = "a " * max(settings.doc_maxlen or 1, settings.query_maxlen or 1)
@@ -203,7 +244,9 @@ class MultiVectorModel:
 
     def _encode(self, encode: Any, texts: list[str]) -> list[NDArray[np.float32]]:
         with self._lock:
-            vectors = encode(texts, batch_size=self._batch_size, convert_to_numpy=True, show_progress_bar=False)
+            vectors = encode(
+                texts, batch_size=self._batch_size, convert_to_numpy=True, show_progress_bar=False
+            )
         return [np.asarray(one, np.float32) for one in vectors]
 
 
@@ -215,21 +258,29 @@ class _RowTable:
         self._n_documents = len(documents)
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        return tuple([Passage(str(row), "", "", score) for row, score in zip(rows, scores, strict=True)])
+        return tuple(
+            [Passage(str(row), "", "", score) for row, score in zip(rows, scores, strict=True)]
+        )
 
     def __len__(self) -> int:
         return self._n_documents
 
 
-def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
+def _read(
+    directory: Path, n_documents: int, n_dimensions: int
+) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
     """Return each document's start in the vectors, (n_documents + 1,), and the vectors, (n_tokens, n_dimensions)."""
     try:
         lengths = np.fromfile(directory / _LENGTHS, np.int32)
         vectors = np.memmap(directory / _VECTORS, np.float16, "r").reshape(-1, n_dimensions)
     except (OSError, ValueError) as error:
-        raise RetrievalError(f"{directory}: cannot read the vectors ({error}); build the index again") from error
+        raise RetrievalError(
+            f"{directory}: cannot read the vectors ({error}); build the index again"
+        ) from error
     if len(lengths) != n_documents or lengths.min(initial=1) < 1 or lengths.sum() != len(vectors):
-        raise RetrievalError(f"{directory}: vectors do not match the {n_documents} documents; build the index again")
+        raise RetrievalError(
+            f"{directory}: vectors do not match the {n_documents} documents; build the index again"
+        )
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), vectors
 
 
@@ -238,8 +289,12 @@ def is_multi_vector(directory: Path) -> bool:
     try:
         configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
         kinds = {
-            kind for config in configs for kind in (config.get("model_type"), *(config.get("architectures") or ()))
+            kind
+            for config in configs
+            for kind in (config.get("model_type"), *(config.get("architectures") or ()))
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise RetrievalError(f"{directory}: cannot read the config ({reason(error)}); choose another model") from error
+        raise RetrievalError(
+            f"{directory}: cannot read the config ({reason(error)}); choose another model"
+        ) from error
     return bool(kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"})

@@ -40,7 +40,12 @@ class Dense(CallableRetriever):
     """
 
     def __init__(
-        self, documents: DocumentTable, store: VectorStore, encoder: Encoder, query_prefix: str, digest: str
+        self,
+        documents: DocumentTable,
+        store: VectorStore,
+        encoder: Encoder,
+        query_prefix: str,
+        digest: str,
     ) -> None:
         self._passages = documents.passages
         self._store = store
@@ -77,12 +82,19 @@ class DenseIndex(IndexEngine):
     @classmethod
     def of(cls, settings: DenseSettings) -> Self:
         names = {"model": settings.model, "query_model": settings.query_model}
-        models = {key: find_model(name, f"retriever.{key}") for key, name in names.items() if name is not None}
+        models = {
+            key: find_model(name, f"retriever.{key}")
+            for key, name in names.items()
+            if name is not None
+        }
         return cls(settings, models, {key: model_digest(model) for key, model in models.items()})
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        values, models = dict(manifest.settings), {key: Path(place) for key, place in manifest.places.items()}
+        values, models = (
+            dict(manifest.settings),
+            {key: Path(place) for key, place in manifest.places.items()},
+        )
         contents = {key: values.pop(key) for key in models}
         for key, model in models.items():
             require_model(model, contents[key], directory)
@@ -104,7 +116,12 @@ class DenseIndex(IndexEngine):
             folder.mkdir(exist_ok=True)
             shards = self._encode(corpus, folder, progress)
             progress.start("index vectors", len(corpus))
-            store.write((np.load(path, allow_pickle=False) for path in shards), directory, self.settings, progress)
+            store.write(
+                (np.load(path, allow_pickle=False) for path in shards),
+                directory,
+                self.settings,
+                progress,
+            )
             progress.finish()
         if folder.exists():
             shutil.rmtree(folder)
@@ -112,9 +129,13 @@ class DenseIndex(IndexEngine):
     def open(self, directory: Path, documents: DocumentTable) -> Dense:
         store = STORES[self.settings.store](directory, self.settings)
         if len(store) != len(documents):
-            raise RetrievalError(f"{directory}: {len(store)} vectors for {len(documents)} documents; build it again")
+            raise RetrievalError(
+                f"{directory}: {len(store)} vectors for {len(documents)} documents; build it again"
+            )
         encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)
-        return Dense(documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest))
+        return Dense(
+            documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest)
+        )
 
     def _encode(self, corpus: Documents, folder: Path, progress: Progress) -> list[Path]:
         """Write the missing vector files, `_SHARD` documents each. Return the paths of all files."""
@@ -124,7 +145,10 @@ class DenseIndex(IndexEngine):
         progress.start("encode documents", len(ids))
         progress.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
         # several batches at once, because the encoder sorts texts by length
-        encoder, at_once = Encoder(self.models["model"], self.settings), 8 * self.settings.batch_size
+        encoder, at_once = (
+            Encoder(self.models["model"], self.settings),
+            8 * self.settings.batch_size,
+        )
         for i in sorted(missing):
             rows = []
             part = ids[i * _SHARD : (i + 1) * _SHARD]
@@ -151,7 +175,9 @@ class Encoder:
             _lengthen(self._model, settings.max_length, directory)
         self._normalize = settings.normalize
         self._batch_size = settings.batch_size
-        self._lock = threading.Lock()  # a tokenizer stores its truncation length, so it is not thread-safe
+        self._lock = (
+            threading.Lock()
+        )  # a tokenizer stores its truncation length, so it is not thread-safe
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return (n_texts, n_dimensions) float32 embeddings."""

@@ -34,10 +34,14 @@ class RM3(CallableRetriever):
 
     def __init__(self, bm25: Retriever, settings: RM3Settings | None = None) -> None:
         if not isinstance(bm25, BM25):
-            raise RetrievalError(f"RM3 needs a retriever of kind bm25, not {type(bm25).__name__}; open a BM25 index")
+            raise RetrievalError(
+                f"RM3 needs a retriever of kind bm25, not {type(bm25).__name__}; open a BM25 index"
+            )
         self._bm25 = bm25
         self._settings = settings or RM3Settings()
-        self.digest = digest("rm3", bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK})
+        self.digest = digest(
+            "rm3", bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK}
+        )
 
     @staticmethod
     def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
@@ -56,7 +60,10 @@ class RM3(CallableRetriever):
         original = Counter(word for word in index.words(query) if word in index.index.vocabulary)
         documents = [Counter(index.words(f"{p.title}. {p.text}")) for p in feedback]
         model = relevance_model(
-            [{word: n for word, n in document.items() if self._is_specific(word)} for document in documents],
+            [
+                {word: n for word, n in document.items() if self._is_specific(word)}
+                for document in documents
+            ],
             [document.total() for document in documents],
             [passage.score for passage in feedback],
             self._settings.fb_terms,
@@ -73,7 +80,10 @@ class RM3(CallableRetriever):
 
 
 def relevance_model(
-    documents: Sequence[Mapping[str, int]], lengths: Sequence[int], scores: Sequence[float], n_terms: int
+    documents: Sequence[Mapping[str, int]],
+    lengths: Sequence[int],
+    scores: Sequence[float],
+    n_terms: int,
 ) -> dict[str, float]:
     """Return the ``n_terms`` most likely words of the documents, with weights that sum to 1.
 
@@ -92,7 +102,9 @@ def relevance_model(
     return {word: weight / mass for word, weight in terms}
 
 
-def interpolate(original: Mapping[str, int], model: Mapping[str, float], original_weight: float) -> dict[str, float]:
+def interpolate(
+    original: Mapping[str, int], model: Mapping[str, float], original_weight: float
+) -> dict[str, float]:
     """Combine the query's words and the relevance model into one weighted query. Omit words of weight 0.
 
     >>> interpolate({"a": 1, "b": 1}, {"b": 0.5, "c": 0.5}, 0.5)

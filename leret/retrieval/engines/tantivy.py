@@ -58,8 +58,15 @@ class Tantivy(CallableRetriever):
 
     def _rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
         batch = [self._hits(query, k) for query in queries]
-        rows = iter(self._searcher.fast_field_values("place", [address for hits in batch for _, address in hits]))
-        return [self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k) for hits in batch]
+        rows = iter(
+            self._searcher.fast_field_values(
+                "place", [address for hits in batch for _, address in hits]
+            )
+        )
+        return [
+            self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k)
+            for hits in batch
+        ]
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
         """Return scores and addresses, best first. If the index has several segments, include all ties at rank k."""
@@ -70,7 +77,11 @@ class Tantivy(CallableRetriever):
         n = k if self._in_order else min(k + 1, self._n_documents)
         while True:
             hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
-            if self._in_order or not len(hits) == n < self._n_documents or hits[-1][0] != hits[k - 1][0]:
+            if (
+                self._in_order
+                or not len(hits) == n < self._n_documents
+                or hits[-1][0] != hits[k - 1][0]
+            ):
                 return hits
             n = min(2 * n, self._n_documents)  # until all ties at rank k are included
 
@@ -83,8 +94,13 @@ class Tantivy(CallableRetriever):
     def _disjunction(self, words: list[str]) -> Any:
         """Return a query that matches any of the words. A repeated word is boosted by its count."""
         query, should, schema = self._query, self._should, self._schema
-        terms = [(query.term_query(schema, "words", word, "freq"), n) for word, n in Counter(words).items()]
-        return query.boolean_query([(should, query.boost_query(one, float(n)) if n > 1 else one) for one, n in terms])
+        terms = [
+            (query.term_query(schema, "words", word, "freq"), n)
+            for word, n in Counter(words).items()
+        ]
+        return query.boolean_query(
+            [(should, query.boost_query(one, float(n)) if n > 1 else one) for one, n in terms]
+        )
 
 
 @dataclass(frozen=True)
@@ -129,7 +145,9 @@ class TantivyIndex(IndexEngine):
                 f"{directory}: tantivy cannot write the index ({error}); free some space, or choose another directory"
             ) from error
         if not n_words:
-            raise RetrievalError(f"none of the {len(corpus)} documents contains a word to index; check the corpus")
+            raise RetrievalError(
+                f"none of the {len(corpus)} documents contains a word to index; check the corpus"
+            )
         progress.finish()
 
     def open(self, directory: Path, documents: MappedDocuments) -> Tantivy:
@@ -139,5 +157,7 @@ class TantivyIndex(IndexEngine):
             index.config_reader("manual")
             index.reload()
         except (ValueError, OSError) as error:
-            raise RetrievalError(f"{directory}: tantivy cannot open the index ({error}); build it again") from error
+            raise RetrievalError(
+                f"{directory}: tantivy cannot open the index ({error}); build it again"
+            ) from error
         return Tantivy(documents, index, self.settings)

@@ -49,7 +49,9 @@ class FaissStore:
                 if index is None and settings.store == "flat":
                     index = faiss.IndexFlatIP(part.shape[1])
                 elif index is None:
-                    index = faiss.IndexHNSWFlat(part.shape[1], settings.hnsw_m, faiss.METRIC_INNER_PRODUCT)
+                    index = faiss.IndexHNSWFlat(
+                        part.shape[1], settings.hnsw_m, faiss.METRIC_INNER_PRODUCT
+                    )
                     index.hnsw.efConstruction = settings.ef_construction
                 index.add(np.ascontiguousarray(part, np.float32))
                 progress.advance(len(part))
@@ -66,7 +68,9 @@ class FaissStore:
         try:
             self._index: Any = self._faiss.read_index(path, self._faiss.IO_FLAG_MMAP_IFC)
         except RuntimeError as error:
-            raise RetrievalError(f"{directory}: faiss cannot read the index ({error}); build it again") from error
+            raise RetrievalError(
+                f"{directory}: faiss cannot read the index ({error}); build it again"
+            ) from error
         self._ef_search = settings.ef_search if hasattr(self._index, "hnsw") else None
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
@@ -101,11 +105,15 @@ class ChromaStore:
         at_once = client.get_max_batch_size()
         start = 0
         try:
-            collection = client.create_collection(_NAME, configuration={"hnsw": space}, embedding_function=None)
+            collection = client.create_collection(
+                _NAME, configuration={"hnsw": space}, embedding_function=None
+            )
             for part in parts:
                 for i in range(0, len(part), at_once):
                     batch = part[i : i + at_once]
-                    collection.add(ids=[str(start + j) for j in range(len(batch))], embeddings=batch)
+                    collection.add(
+                        ids=[str(start + j) for j in range(len(batch))], embeddings=batch
+                    )
                     start += len(batch)
                     progress.advance(len(batch))
         except Exception as error:  # Chroma's errors have no common base class
@@ -119,25 +127,37 @@ class ChromaStore:
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         try:
             # check first, because chromadb creates a missing database
-            [build] = [path for path in (directory / _CHROMA).iterdir() if (path / "chroma.sqlite3").is_file()]
+            [build] = [
+                path
+                for path in (directory / _CHROMA).iterdir()
+                if (path / "chroma.sqlite3").is_file()
+            ]
             client = _chroma(build)
             self._collection = client.get_collection(_NAME, embedding_function=None)
             self._n_vectors = int(self._collection.count())
         except MissingDependency:
             raise
         except Exception as error:
-            raise RetrievalError(f"{directory}: Chroma cannot open it ({reason(error)}); build it again") from error
-        weakref.finalize(self, client.close).atexit = False  # not needed at exit: the process ends anyway
+            raise RetrievalError(
+                f"{directory}: Chroma cannot open it ({reason(error)}); build it again"
+            ) from error
+        weakref.finalize(
+            self, client.close
+        ).atexit = False  # not needed at exit: the process ends anyway
         self._lock = threading.Lock()
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
         with self._lock:
-            answer = self._collection.query(query_embeddings=queries, n_results=k, include=["distances"])
+            answer = self._collection.query(
+                query_embeddings=queries, n_results=k, include=["distances"]
+            )
         for i, (ids, distances) in enumerate(zip(answer["ids"], answer["distances"], strict=True)):
             rows[i, : len(ids)] = [int(name) for name in ids]
-            scores[i, : len(ids)] = 1 - np.asarray(distances, np.float32)  # Chroma's distance is 1 - inner product
+            scores[i, : len(ids)] = 1 - np.asarray(
+                distances, np.float32
+            )  # Chroma's distance is 1 - inner product
         return rows, scores
 
     def __len__(self) -> int:
@@ -146,10 +166,16 @@ class ChromaStore:
 
 def _chroma(folder: Path) -> Any:
     chromadb = import_optional("chromadb", "chromadb", "chroma")
-    return chromadb.PersistentClient(str(folder), settings=chromadb.Settings(anonymized_telemetry=False))
+    return chromadb.PersistentClient(
+        str(folder), settings=chromadb.Settings(anonymized_telemetry=False)
+    )
 
 
 VectorStore = FaissStore | ChromaStore
 
-STORES: dict[str, type[VectorStore]] = {"flat": FaissStore, "hnsw": FaissStore, "chroma": ChromaStore}
+STORES: dict[str, type[VectorStore]] = {
+    "flat": FaissStore,
+    "hnsw": FaissStore,
+    "chroma": ChromaStore,
+}
 """Store classes by `retriever.store`."""

@@ -25,7 +25,9 @@ from leret.retrieval.base import Documents
 _BYTES, _STARTS, _PARENTS = "documents.bin", "documents.npy", "parents.parquet"
 
 
-_MAX_CACHED = 1 << 16  # maximum number of decoded documents in memory; searches often return the same documents
+_MAX_CACHED = (
+    1 << 16
+)  # maximum number of decoded documents in memory; searches often return the same documents
 
 _new_passage = tuple.__new__
 
@@ -69,7 +71,10 @@ class MappedDocuments:
             self._starts = np.load(directory / _STARTS, mmap_mode="r", allow_pickle=False)
             size = (directory / _BYTES).stat().st_size
             starts = self._starts
-            if (starts.dtype, starts.ndim, starts.size % 3) != (np.int64, 1, 1) or (starts[0], starts[-1]) != (0, size):
+            if (starts.dtype, starts.ndim, starts.size % 3) != (np.int64, 1, 1) or (
+                starts[0],
+                starts[-1],
+            ) != (0, size):
                 raise ValueError(f"{_STARTS} does not match {_BYTES}")
             if (starts[1:] < starts[:-1]).any():
                 raise ValueError(f"the offsets in {_STARTS} are not sorted")
@@ -82,13 +87,19 @@ class MappedDocuments:
                 if len(self._parents) != len(self):
                     raise ValueError(f"{_PARENTS} does not match {_STARTS}")
         except (OSError, ValueError, EOFError, KeyError) as error:
-            raise RetrievalError(f"{directory}: cannot read the documents ({error}); build the index again") from error
+            raise RetrievalError(
+                f"{directory}: cannot read the documents ({error}); build the index again"
+            ) from error
 
     @cached_property
     def parents(self) -> dict[str, str]:
         """The parent's id by chunk; empty if no document is a chunk."""
         parents = [] if self._parents is None else self._parents.to_pylist()
-        return {doc_id: parent for doc_id, parent in zip(self, parents, strict=False) if parent is not None}
+        return {
+            doc_id: parent
+            for doc_id, parent in zip(self, parents, strict=False)
+            if parent is not None
+        }
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
         decoded, read, passages = self._decoded, self._bytes, []
@@ -106,7 +117,9 @@ class MappedDocuments:
                     None if self._parents is None else self._parents[row].as_py(),
                 )
             doc_id, title, text, parent = document
-            passages.append(_new_passage(Passage, (doc_id, title, text, score, parent)))  # faster than Passage(...)
+            passages.append(
+                _new_passage(Passage, (doc_id, title, text, score, parent))
+            )  # faster than Passage(...)
         return tuple(passages)
 
     def __iter__(self) -> Iterator[str]:
@@ -144,6 +157,8 @@ def _write_parents(corpus: Documents, path: Path) -> None:
     import pyarrow.parquet as pq
 
     parents = (corpus.parents.get(doc_id) for doc_id in corpus)
-    column = pa.array([parent and storable(parent) for parent in parents], pa.string()).dictionary_encode()
+    column = pa.array(
+        [parent and storable(parent) for parent in parents], pa.string()
+    ).dictionary_encode()
     with atomic_file(path, "wb") as file:
         pq.write_table(pa.table({"parent": column}), file)

@@ -73,7 +73,9 @@ class Manifest(BaseModel):
     documents: int  # number of documents or chunks
     parents: int = 0  # number of the chunks' documents; 0 if no document is a chunk
     digest: str  # digest of the retriever: engine, settings and corpus
-    places: dict[str, str]  # paths of models or of a composite's parts; rankings do not depend on paths
+    places: dict[
+        str, str
+    ]  # paths of models or of a composite's parts; rankings do not depend on paths
     files: dict[str, tuple[int, str]] = {}  # size in bytes and BLAKE2b digest per file
 
     @classmethod
@@ -82,10 +84,16 @@ class Manifest(BaseModel):
         return cls(
             engine=engine.kind,
             settings=engine.ranking_keys(),
-            versions={package: version for package in engine.packages if (version := installed_version(package))},
+            versions={
+                package: version
+                for package in engine.packages
+                if (version := installed_version(package))
+            },
             corpus=corpus.digest,
             documents=len(corpus),
-            parents=len({corpus.parents.get(doc_id, doc_id) for doc_id in corpus}) if corpus.parents else 0,
+            parents=len({corpus.parents.get(doc_id, doc_id) for doc_id in corpus})
+            if corpus.parents
+            else 0,
             digest=engine.digest(corpus.digest),
             places=engine.external_paths(),
         )
@@ -93,7 +101,9 @@ class Manifest(BaseModel):
     @property
     def size(self) -> str:
         """The number of documents, or of chunks and their documents, as text."""
-        return f"{self.documents:,} " + (f"chunks of {self.parents:,} documents" if self.parents else "documents")
+        return f"{self.documents:,} " + (
+            f"chunks of {self.parents:,} documents" if self.parents else "documents"
+        )
 
     def equals(self, other: Manifest) -> bool:
         """Return whether a build with the manifest ``other`` would reproduce this index."""
@@ -125,11 +135,15 @@ class Manifest(BaseModel):
         )
 
 
-def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progress: Progress | None = None) -> Manifest:
+def write_index(
+    engine: IndexEngine, corpus: Documents, directory: Path, progress: Progress | None = None
+) -> Manifest:
     """Build an index, replacing the directory's content."""
     planned = Manifest.planned(engine, corpus)
     key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
-    busy = RetrievalError(f"{directory}: another process is building this index; wait for it, then try again")
+    busy = RetrievalError(
+        f"{directory}: another process is building this index; wait for it, then try again"
+    )
     try:
         with atomic_directory(directory, key, busy, resumable=engine.resumable) as scratch:
             write_documents(corpus, scratch)
@@ -147,12 +161,16 @@ def read_manifest(directory: Path) -> Manifest:
     """Read a manifest. Raise RetrievalError if the directory is not a complete index in the current format."""
     path = directory / MANIFEST
     if (directory / "centroids.pt").exists() or (directory / "plaid").exists():
-        raise RetrievalError(f"{directory}: indexes of colbert-ai are no longer supported; build the index again")
+        raise RetrievalError(
+            f"{directory}: indexes of colbert-ai are no longer supported; build the index again"
+        )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if is_incomplete(directory):
-            raise RetrievalError(f"{directory}: the index is incomplete; run the build again") from error
+            raise RetrievalError(
+                f"{directory}: the index is incomplete; run the build again"
+            ) from error
         fault = str(error)
         if isinstance(error, FileNotFoundError):
             fault = f"it has no {MANIFEST}" if directory.is_dir() else "there is no such directory"
@@ -160,9 +178,13 @@ def read_manifest(directory: Path) -> Manifest:
         raise RetrievalError(f"{directory} is not an index ({fault}); {advice}") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
-        raise RetrievalError(f"{path} has index format {form!r} instead of {_FORMAT}; build the index again")
+        raise RetrievalError(
+            f"{path} has index format {form!r} instead of {_FORMAT}; build the index again"
+        )
     try:
-        return Manifest.model_validate_json(json.dumps(values))  # JSON mode accepts lists for tuples
+        return Manifest.model_validate_json(
+            json.dumps(values)
+        )  # JSON mode accepts lists for tuples
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][0]}: {fault['msg'].lower()}" for fault in error.errors())
         raise RetrievalError(f"{path} is invalid ({faults}); build the index again") from error
@@ -170,7 +192,9 @@ def read_manifest(directory: Path) -> Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
     """Write the manifest with a list of the directory's files. This step completes the index."""
-    paths = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    paths = {
+        path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()
+    }
     files = {
         name.as_posix(): (path.stat().st_size, _content(path))
         for name, path in paths.items()
@@ -192,7 +216,9 @@ def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> 
     elif engine.digest(manifest.corpus) != manifest.digest:
         problem = "its digest does not match its settings and corpus"
     if problem is not None:
-        raise RetrievalError(f"{directory / MANIFEST} does not match the index ({problem}); build the index again")
+        raise RetrievalError(
+            f"{directory / MANIFEST} does not match the index ({problem}); build the index again"
+        )
     return documents
 
 

@@ -33,10 +33,16 @@ class _Metrics:
     def __init__(self, n_waiting: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         new: dict[str, Any] = {"registry": self.registry}
-        self.requests = Counter("leret_requests", "Requests by path and status.", ("path", "status"), **new)
+        self.requests = Counter(
+            "leret_requests", "Requests by path and status.", ("path", "status"), **new
+        )
         self.queries = Counter("leret_queries", "Queries answered.", **new)
-        self.rejected = Counter("leret_rejected", "Requests refused because the queue was full.", **new)
-        self.seconds = Histogram("leret_request_seconds", "Seconds per search request, including the queue.", **new)
+        self.rejected = Counter(
+            "leret_rejected", "Requests refused because the queue was full.", **new
+        )
+        self.seconds = Histogram(
+            "leret_request_seconds", "Seconds per search request, including the queue.", **new
+        )
         sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
         self.batches = Histogram("leret_batch_queries", "Queries per batch.", buckets=sizes, **new)
         self.engine = Histogram("leret_engine_seconds", "Engine seconds per batch.", **new)
@@ -54,11 +60,22 @@ class RetrieverServer:
     def __init__(self, source: OpenRetriever, settings: ServerSettings | None = None) -> None:
         self.settings = settings = settings or ServerSettings()
         self.index = source.retriever.digest
-        sizes = {"max_k": settings.max_k, "max_queries": settings.max_waiting, "max_documents": settings.max_documents}
-        index = {"engine": source.engine, "index": self.index, "corpus": source.corpus, "documents": source.documents}
+        sizes = {
+            "max_k": settings.max_k,
+            "max_queries": settings.max_waiting,
+            "max_documents": settings.max_documents,
+        }
+        index = {
+            "engine": source.engine,
+            "index": self.index,
+            "corpus": source.corpus,
+            "documents": source.documents,
+        }
         self._facts = {**index, **sizes, "version": leret.__version__}
         self._metrics = _Metrics(lambda: self.batcher.n_waiting)
-        self.batcher = SearchBatcher(source.retriever, settings.max_batch, settings.max_waiting, self._metrics.on_batch)
+        self.batcher = SearchBatcher(
+            source.retriever, settings.max_batch, settings.max_waiting, self._metrics.on_batch
+        )
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._outermost])
@@ -78,7 +95,9 @@ class RetrieverServer:
     async def _colbert(self, request: web.Request) -> web.Response:
         values = await self._json(request) if request.method == "POST" else request.query
         asked = schemas.parse(values, schemas.SingleRequest, self.settings)
-        return _answer(schemas.colbert_answer((await self.batcher.search(asked.queries, asked.k))[0]))
+        return _answer(
+            schemas.colbert_answer((await self.batcher.search(asked.queries, asked.k))[0])
+        )
 
     async def _search(self, request: web.Request) -> web.Response:
         asked = schemas.parse(await self._json(request), schemas.BatchRequest, self.settings)
@@ -88,7 +107,9 @@ class RetrieverServer:
     async def _retrieve(self, request: web.Request) -> web.Response:
         values = await self._json(request)
         asked = schemas.parse(
-            {"topk": 3, **values} if isinstance(values, dict) else values, schemas.BatchRequest, self.settings
+            {"topk": 3, **values} if isinstance(values, dict) else values,
+            schemas.BatchRequest,
+            self.settings,
         )
         rankings = await self.batcher.search(asked.queries, asked.k)
         return _answer(await self._encode(schemas.retrieve_answer, rankings, asked.return_scores))
@@ -101,11 +122,17 @@ class RetrieverServer:
         except TimeoutError as error:
             raise web.HTTPRequestTimeout from error
         except web.RequestPayloadError as error:
-            raise BadRequestError(f"cannot read the request body ({' '.join(str(error).split())})") from error
+            raise BadRequestError(
+                f"cannot read the request body ({' '.join(str(error).split())})"
+            ) from error
         except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the request body is not valid JSON ({error}); send a JSON object") from error
+            raise BadRequestError(
+                f"the request body is not valid JSON ({error}); send a JSON object"
+            ) from error
 
-    async def _encode(self, answer: Callable[..., bytes], rankings: list[Ranking], fact: Any) -> bytes:
+    async def _encode(
+        self, answer: Callable[..., bytes], rankings: list[Ranking], fact: Any
+    ) -> bytes:
         """Encode a response. Large responses are encoded in a thread, so that they do not block the event loop."""
         if sum(map(len, rankings)) < _MANY:
             return answer(rankings, fact)
@@ -119,7 +146,9 @@ class RetrieverServer:
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
-        return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": kind})
+        return web.Response(
+            body=generate_latest(self._metrics.registry), headers={"Content-Type": kind}
+        )
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -132,11 +161,20 @@ class RetrieverServer:
             self._metrics.seconds.observe(time.perf_counter() - began)
         return answer
 
-    async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
-        if self.settings.token is None and not is_named(request.headers.get("Host"), self.settings.host):
-            return _error(403, "unknown Host; use localhost, an IP address or --host, or start the server with a token")
+    async def _handled(
+        self, request: web.Request, handler: Handler, path: str
+    ) -> web.StreamResponse:
+        if self.settings.token is None and not is_named(
+            request.headers.get("Host"), self.settings.host
+        ):
+            return _error(
+                403,
+                "unknown Host; use localhost, an IP address or --host, or start the server with a token",
+            )
         if path != "/health" and not self._is_allowed(request):
-            return _error(401, "missing or wrong token; send the header Authorization: Bearer TOKEN")
+            return _error(
+                401, "missing or wrong token; send the header Authorization: Bearer TOKEN"
+            )
         try:
             return await handler(request)
         except BadRequestError as error:
@@ -145,10 +183,14 @@ class RetrieverServer:
             self._metrics.rejected.inc()
             return _error(503, str(error), {"Retry-After": f"{error.wait_s:.0f}"})
         except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"the request body exceeds {self.settings.max_body} bytes; send fewer queries")
+            return _error(
+                413, f"the request body exceeds {self.settings.max_body} bytes; send fewer queries"
+            )
         except web.HTTPException as error:
             allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-            return _error(error.status, f"{error.reason}: {request.method} {request.path[:200]}", allowed)
+            return _error(
+                error.status, f"{error.reason}: {request.method} {request.path[:200]}", allowed
+            )
         except LeretError as error:
             _LOG.error("the engine failed: %s", error)
             return _error(500, f"the engine failed: {error}")
@@ -164,7 +206,9 @@ class RetrieverServer:
             return True
         scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
         # aiohttp and os.environ decode invalid UTF-8 to lone surrogates
-        same = hmac.compare_digest(*(text.encode(errors="surrogateescape") for text in (sent.strip(), token)))
+        same = hmac.compare_digest(
+            *(text.encode(errors="surrogateescape") for text in (sent.strip(), token))
+        )
         return same and scheme.lower() == "bearer"
 
 

@@ -23,12 +23,16 @@ class BadRequestError(Exception):
 class ServerSettings:
     """Access rules and limits of a server."""
 
-    token: str | None = None  # None: no token, but requests must address localhost, `host` or an IP address
+    token: str | None = (
+        None  # None: no token, but requests must address localhost, `host` or an IP address
+    )
     host: str = "localhost"  # host name of the server, in addition to localhost
     max_waiting: int = 1024  # maximum number of queries in the queue, and in a request
     max_batch: int = 64  # maximum number of queries per call to the engine
     max_k: int = 1000  # maximum number of documents per query
-    max_documents: int = 64_000  # maximum of queries x k; leret's client requests no more by default
+    max_documents: int = (
+        64_000  # maximum of queries x k; leret's client requests no more by default
+    )
     max_body: int = 4 << 20  # maximum bytes of a request body
     read_s: float = 60.0  # seconds until reading a request body times out
 
@@ -40,7 +44,9 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
-Query = Annotated[str, BeforeValidator(lambda value: to_valid_utf8(value) if isinstance(value, str) else value)]
+Query = Annotated[
+    str, BeforeValidator(lambda value: to_valid_utf8(value) if isinstance(value, str) else value)
+]
 CutOff = Annotated[StrictInt, BeforeValidator(_number), Field(ge=1)]
 
 
@@ -75,7 +81,9 @@ def parse(values: Any, model: type[R], limits: ServerSettings) -> R:
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"]))
-        raise BadRequestError(f"{key}: {fault['msg'].lower()}, not {str(fault['input'])[:40]!r}") from error
+        raise BadRequestError(
+            f"{key}: {fault['msg'].lower()}, not {str(fault['input'])[:40]!r}"
+        ) from error
     n = len(asked.queries)
     if asked.k > limits.max_k:
         raise BadRequestError(f"k is {str(asked.k)[:40]}; the maximum is {limits.max_k}")
@@ -94,12 +102,16 @@ def encode(value: Any) -> bytes:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
-        raise LeretError(f"the engine returned a score that is not a number ({error})").failed() from error
+        raise LeretError(
+            f"the engine returned a score that is not a number ({error})"
+        ).failed() from error
 
 
 def leret_answer(rankings: list[Ranking], index: str) -> bytes:
     """Encode rankings in the ``leret`` protocol."""
-    return _with_lists({"index": index}, "rankings", ([p._asdict() for p in ranking] for ranking in rankings))
+    return _with_lists(
+        {"index": index}, "rankings", ([p._asdict() for p in ranking] for ranking in rankings)
+    )
 
 
 def colbert_answer(ranking: Ranking) -> bytes:
@@ -129,7 +141,12 @@ def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
 
     def entry(passage: Passage) -> dict[str, Any]:
         contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
-        document = {"id": passage.doc_id, "title": passage.title, "text": passage.text, "contents": contents}
+        document = {
+            "id": passage.doc_id,
+            "title": passage.title,
+            "text": passage.text,
+            "contents": contents,
+        }
         return {"document": document, "score": passage.score} if with_scores else document
 
     return _with_lists({}, "result", ([entry(p) for p in ranking] for ranking in rankings))

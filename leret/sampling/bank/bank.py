@@ -28,7 +28,12 @@ from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import refuse_unparsed
 from leret.rollouts.walk import RolloutRunner
-from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
+from leret.sampling.bank.bootstrap import (
+    BankPlan,
+    best_quarter,
+    bootstrap_prompts,
+    cached_completion_lm,
+)
 
 _FIRST = 16  # questions that are tried first: if no completion parses, the others are not
 _MOST_CANDIDATES = 8
@@ -59,7 +64,11 @@ async def load_or_build_bank(
 def load_bank(run: Run) -> list[Prompt] | None:
     """Read the run's prompts; None if the run has no bank yet."""
     bank = run.manifest.bank
-    return None if bank is None else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+    return (
+        None
+        if bank is None
+        else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+    )
 
 
 def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
@@ -83,8 +92,12 @@ def n_candidates(settings: SamplingSettings, n_questions: int) -> int:
     """
     if settings.bank.candidates is not None:
         return settings.bank.candidates
-    n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
-    n_runs = n_questions * settings.prompts * settings.samples // 2  # half as many as the samples take
+    n_train, n_dev = n_bank_questions(
+        n_questions, settings.bank.train_questions, settings.bank.dev_questions
+    )
+    n_runs = (
+        n_questions * settings.prompts * settings.samples // 2
+    )  # half as many as the samples take
     affordable = (n_runs - n_train) // max(1, n_dev)
     return max(1, settings.prompts - 1, min(_MOST_CANDIDATES, affordable))
 
@@ -101,7 +114,9 @@ def _read_prompts(directory: Path, n: int) -> list[Prompt]:
     loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
     few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
     if not few_shot:
-        raise ConfigError(f"sampling.bank.path: {directory} has no few-shot prompts (*.json); set it to R/prompts")
+        raise ConfigError(
+            f"sampling.bank.path: {directory} has no few-shot prompts (*.json); set it to R/prompts"
+        )
     numbered = enumerate(list(few_shot.values())[: n - 1], 1)
     return [ZERO_SHOT, *(Prompt(str(i), p.demos, p.instructions, p.score) for i, p in numbered)]
 
@@ -120,12 +135,20 @@ async def _bootstrapped(
     progress.start("prompt bank", len(train) + candidates * len(dev))
     rollouts = await _zero_shot(environment, policy, searches, train, progress)
     reward = scoring(settings.whole_reward)
-    ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
-    outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
+    ended = [
+        (task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished
+    ]
+    outcomes = (
+        Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps))
+        for t, r in ended
+    )
     threshold = best_quarter(reward(outcome) or 0.0 for outcome in outcomes)
     asked: dict[str, Any] = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
     policies = [policy_for(policy, name) for name in environment.replay.predictors]
-    cold, warm = ([policy_lm(p, temperature=t, **asked) for p in policies] for t in (0.0, settings.bank.temperature))
+    cold, warm = (
+        [policy_lm(p, temperature=t, **asked) for p in policies]
+        for t in (0.0, settings.bank.temperature)
+    )
     asked |= {"temperature": settings.bank.temperature}
     teacher = [cached_completion_lm(rollouts, lm, environment.replay.read, **asked) for lm in warm]
     stop = threading.Event()
@@ -134,8 +157,14 @@ async def _bootstrapped(
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)
     parts = program, environment.adapter, cold, environment.retriever, reward
-    options: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
-    work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **options))
+    options: dict[str, Any] = {
+        "teacher": teacher,
+        "on_scored": lambda: progress.advance(1),
+        "stop": stop,
+    }
+    work = asyncio.create_task(
+        asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **options)
+    )
     try:
         return await asyncio.shield(work)
     finally:
@@ -146,10 +175,14 @@ async def _bootstrapped(
         progress.finish()
 
 
-def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+def _drawn(
+    run: Run, environment: Environment, tasks: Sequence[Task]
+) -> tuple[list[Task], list[Task]]:
     settings = environment.recipe.sampling
     shuffled = sorted(tasks, key=lambda task: (rank_of(task.id, settings.seed, "bank"), task.id))
-    n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
+    n_train, n_dev = n_bank_questions(
+        len(shuffled), settings.bank.train_questions, settings.bank.dev_questions
+    )
     if not n_dev:
         raise RunError(
             f"{run.path}: the prompt bank needs two or more questions; raise data.limit, or set sampling.prompts: 1"
@@ -158,7 +191,11 @@ def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[l
 
 
 async def _zero_shot(
-    environment: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
+    environment: Environment,
+    policy: Policy,
+    searches: SearchBatcher,
+    train: Sequence[Task],
+    progress: Progress,
 ) -> list[Rollout]:
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     decoding = Decoding(lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed)

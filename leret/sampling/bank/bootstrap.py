@@ -68,17 +68,26 @@ def bootstrap_prompts(
     """
     monitor = RunMonitor(retriever, stop or threading.Event())
     student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
-    examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
+    examples = [
+        [dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)
+    ]
     try:
-        with internals.suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
+        with (
+            internals.suppress_output("dspy"),
+            dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True),
+        ):
             if plan.threshold is None:
                 metric = partial(_value, reward)
-                evaluate = dspy.Evaluate(devset=examples[0], metric=metric, num_threads=THREADS, max_errors=NEVER)
+                evaluate = dspy.Evaluate(
+                    devset=examples[0], metric=metric, num_threads=THREADS, max_errors=NEVER
+                )
                 with dspy.context(**_answered_by(teacher)):
                     scores = [float(score) for *_, score in evaluate(student).results]
                 plan = replace(plan, threshold=best_quarter(scores))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
-            best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
+            best = optimizer.compile(
+                student, trainset=examples[0], valset=examples[1], restrict=candidates
+            )
     except Exception:
         monitor.raise_first("the prompt bank could not be made")
         raise
@@ -98,7 +107,10 @@ def best_quarter(rewards: Iterable[float]) -> float:
 
 
 def _value(reward: Reward, example: dspy.Example, prediction: Any) -> float:
-    return reward(Outcome(example.task, ranking=prediction.ranking, prediction=prediction.result)) or 0.0
+    return (
+        reward(Outcome(example.task, ranking=prediction.ranking, prediction=prediction.result))
+        or 0.0
+    )
 
 
 def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable[[], None]) -> Any:
@@ -115,7 +127,9 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         teacher_settings=_answered_by(teacher),
         max_bootstrapped_demos=plan.max_demos,
         max_labeled_demos=0,  # labeled demos would lack the queries
-        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds a candidate with unshuffled questions
+        num_candidate_programs=max(
+            plan.candidates - 1, 0
+        ),  # DSPy adds a candidate with unshuffled questions
         num_threads=THREADS,
         max_errors=NEVER,
     )
@@ -134,7 +148,11 @@ def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
 def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
     return {
         name: [
-            {key: to_jsonable_python(demo[key], fallback=str) for key in predictor.signature.fields if key in demo}
+            {
+                key: to_jsonable_python(demo[key], fallback=str)
+                for key in predictor.signature.fields
+                if key in demo
+            }
             for demo in predictor.demos
         ]
         for name, predictor in program.named_predictors()
@@ -187,7 +205,9 @@ class RunMonitor(SharedInstance):
             raise type(self.outage)(f"{what}: {self.outage}") from self.outage
         if self.crash is not None and self.n_crashes == self.n_runs:
             failed = f"{type(self.crash).__name__}: {self.crash}"
-            raise ProgramError(f"{what}: the program failed on every question ({failed}); fix it") from self.crash
+            raise ProgramError(
+                f"{what}: the program failed on every question ({failed}); fix it"
+            ) from self.crash
 
 
 def outage_of(error: BaseException) -> LeretError | None:
@@ -197,7 +217,11 @@ def outage_of(error: BaseException) -> LeretError | None:
         if isinstance(cause, LeretError):
             return cause
         cause = cause.__cause__ or cause.__context__
-    return PolicyError(f"{type(error).__name__}: {error}") if isinstance(error, internals.LMError) else None
+    return (
+        PolicyError(f"{type(error).__name__}: {error}")
+        if isinstance(error, internals.LMError)
+        else None
+    )
 
 
 class RetrievalStudent(dspy.Module):
@@ -209,11 +233,15 @@ class RetrievalStudent(dspy.Module):
         self.monitor = monitor
 
     def forward(self, task: Task) -> dspy.Prediction:
-        for predictor, lm in zip(self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False):
+        for predictor, lm in zip(
+            self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False
+        ):
             predictor.lm = lm
         memory = SearchMemory({}, self.monitor.retriever)
         context = internals.carrying(memory, {"rm": as_rm})
-        result, complete = context.run(self.monitor.run, self.program, bound_inputs(self.program, task))
+        result, complete = context.run(
+            self.monitor.run, self.program, bound_inputs(self.program, task)
+        )
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
 
@@ -221,7 +249,11 @@ def cached_completion_lm(
     rollouts: Iterable[Rollout], other: dspy.BaseLM, read: ToolReader = read_calls, **settings: Any
 ) -> dspy.LM:
     """Return an LM that answers with the rollouts' completions, and calls ``other`` for prompts not in the rollouts."""
-    completions = {digest(list(step.messages)): step.completion for rollout in rollouts for step in rollout.steps}
+    completions = {
+        digest(list(step.messages)): step.completion
+        for rollout in rollouts
+        for step in rollout.steps
+    }
 
     def answer(request: lm15.Request) -> lm15.Response:
         text = completions.get(digest(list(internals.messages_of(request))))

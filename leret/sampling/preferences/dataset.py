@@ -49,8 +49,22 @@ def build_preferences(
             prompt = message_column(store.path)
             write_parquet(_rows(store, policy_digest, report), file, {**COLUMNS, "prompt": prompt})
         write_atomically(run.preferences / "README.md", card(report, run.path.name))
-    run.update(preferences={"strategy": strategy, "margin": margin, "max_pairs": max_pairs, "pairs": report.pairs})
-    run.event("pairs", "built", strategy=strategy, pairs=report.pairs, states=report.states, no_spread=report.no_spread)
+    run.update(
+        preferences={
+            "strategy": strategy,
+            "margin": margin,
+            "max_pairs": max_pairs,
+            "pairs": report.pairs,
+        }
+    )
+    run.event(
+        "pairs",
+        "built",
+        strategy=strategy,
+        pairs=report.pairs,
+        states=report.states,
+        no_spread=report.no_spread,
+    )
     return report
 
 
@@ -61,7 +75,9 @@ def unparsed_reward(run: Run) -> float | None:
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
 
 
-def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
+def _rows(
+    store: Store, policy_digest: str | None, report: PreferenceReport
+) -> Iterator[dict[str, Any]]:
     last: tuple[str, str] | None = None
     for group in store.finished(policy_digest):
         question = (group.policy_digest, group.state.task_id)
@@ -79,7 +95,11 @@ def no_finished_question(store: Store, policy_digest: str | None) -> RunError:
     """Return the error for a run without finished questions; if samples failed, the error quotes the first failure."""
     failures = (sample.failure for group in store.groups(policy_digest) for sample in group.samples)
     failed = [failure.message for failure in failures if failure is not None]
-    why = f"{len(failed)} samples failed, for example: {failed[0]}; fix the cause and " if failed else ""
+    why = (
+        f"{len(failed)} samples failed, for example: {failed[0]}; fix the cause and "
+        if failed
+        else ""
+    )
     return RunError(
         f"{store.path} has no finished questions; {why}"
         f"run `leret sample RECIPE --run {store.path.parent}`{' again' if why else ' first'}"
@@ -97,7 +117,9 @@ def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     report.duplicates += sum(sample.reward is not None for sample in priced) - len(different)
     report.unscored += not rewards
     report.no_spread += len(reward_levels(priced)) == 1
-    report.failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
+    report.failures.update(
+        sample.failure.kind for sample in group.samples if sample.failure is not None
+    )
     report.reward_sum += sum(rewards)
     (low, high), n_bars = report.reward_range, len(report.histogram)
     for reward in rewards:
@@ -151,7 +173,9 @@ def make_pairs(
     return pairs
 
 
-_LEVELS: dict[Strategy, Callable[[list[list[Sample]]], Iterable[tuple[list[Sample], list[Sample]]]]] = {
+_LEVELS: dict[
+    Strategy, Callable[[list[list[Sample]]], Iterable[tuple[list[Sample], list[Sample]]]]
+] = {
     "adjacent": pairwise,
     "best-worst": lambda levels: [(levels[0], levels[-1])] if len(levels) > 1 else [],
     "all": lambda levels: combinations(levels, 2),
@@ -179,5 +203,7 @@ def state_targets(
     if not by_level or (require_spread and len(by_level) == 1):
         return []
     rng = random.Random(int(digest("target", seed, which, group.state.draw), 16))
-    members = by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
+    members = (
+        by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
+    )
     return distinct(rng.sample(members, len(members)))[:max_targets]

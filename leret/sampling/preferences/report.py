@@ -67,14 +67,22 @@ class PreferenceReport:
 
 def card(report: PreferenceReport, run_name: str) -> str:
     """Return the dataset's README.md."""
-    (low, high), n_bars, most = report.reward_range, len(report.histogram), max(report.histogram) or 1
+    (low, high), n_bars, most = (
+        report.reward_range,
+        len(report.histogram),
+        max(report.histogram) or 1,
+    )
     edges = [low + i * (high - low) / n_bars for i in range(n_bars + 1)]
     marks = ["#" * round(_BAR * n / most) for n in report.histogram]
     settings = [f"margin {report.margin:g}"] if report.strategy == "margin" else []
     settings += [f"at most {report.max_pairs} per state"] if report.max_pairs else []
     price = report.unparsed_reward
-    template = (resources.files("leret.sampling.preferences") / "card.md.j2").read_text(encoding="utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    template = (resources.files("leret.sampling.preferences") / "card.md.j2").read_text(
+        encoding="utf-8"
+    )
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
     return environment.from_string(template).render(
         report=report,
         run=run_name,
@@ -83,5 +91,7 @@ def card(report: PreferenceReport, run_name: str) -> str:
         settings=f" ({', '.join(settings)})" if settings else "",
         meaning=_MEANING[report.strategy],
         bars=list(zip(edges, edges[1:], report.histogram, marks, strict=False)),
-        priced="" if price is None else f", except unparsed completions (`parse`), which get reward {price:g}",
+        priced=""
+        if price is None
+        else f", except unparsed completions (`parse`), which get reward {price:g}",
     )

@@ -55,18 +55,25 @@ class StoreReport:
 
 def check_store(run: Run) -> StoreReport:
     """Check a run's store without writing to it; the store may be in use."""
-    report = StoreReport(bytes=sum(file.stat().st_size for file in run.store.parent.glob(f"{run.store.name}*")))
+    report = StoreReport(
+        bytes=sum(file.stat().st_size for file in run.store.parent.glob(f"{run.store.name}*"))
+    )
     with closing(connect(run.store, read_only=True)) as database, errors_of(run.store):
         database.execute("BEGIN")  # one snapshot, even if another process writes
         broken = [row[0] for row in database.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
         report.add("SQLite reports a damaged file; restore it from a backup", broken)
-        lost = (f"{row['table']} row {row['rowid']}" for row in database.execute("PRAGMA foreign_key_check"))
+        lost = (
+            f"{row['table']} row {row['rowid']}"
+            for row in database.execute("PRAGMA foreign_key_check")
+        )
         report.add("a row refers to a missing state or sample", lost)
         for what, sql in _PATHS.items():
             report.add(what, (row[0] for row in database.execute(sql)))
         for table in ("states", "samples", "visits"):
             setattr(report, table, database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
-        kinds = database.execute("SELECT failure_kind, count(*) FROM samples GROUP BY 1 ORDER BY 1").fetchall()
+        kinds = database.execute(
+            "SELECT failure_kind, count(*) FROM samples GROUP BY 1 ORDER BY 1"
+        ).fetchall()
         report.failed = {kind: n for kind, n in kinds if kind is not None}
         report.scored = report.samples - sum(report.failed.values())
         if not broken:
@@ -81,14 +88,20 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     try:
         environment = Environment.open(run)
         name = environment.recipe.sampling.reward
-        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # never runs a run's own code
-            report.notes.append("rewards were not checked: sampling.reward needs more than a ranking")
+        if not (
+            isinstance(name, str) and hasattr(ranking, name.partition("@")[0])
+        ):  # never runs a run's own code
+            report.notes.append(
+                "rewards were not checked: sampling.reward needs more than a ranking"
+            )
             return
         value, tasks = scoring(name), {task.id: task for task in environment.tasks(check=False)}
     except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards were not checked: {error}")
         return
-    for sample in map(sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")):
+    for sample in map(
+        sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")
+    ):
         # Final rewards cannot be checked: their rankings are not stored.
         by_end = not {"final", "return"}.isdisjoint(sample.components)
         stored = sample.components.get("step") if by_end else sample.reward

@@ -39,7 +39,9 @@ _SQL = (
 )
 
 
-def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False) -> int:
+def export_store(
+    run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False
+) -> int:
     """Write a run's samples, ordered by policy, question, step, prompt and index, and return the number of samples.
 
     ``out`` is a file, written atomically, or an open text stream (``jsonl`` only). ``messages`` adds the messages of
@@ -53,7 +55,12 @@ def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = 
 
 
 def export_rows(
-    rows: Iterator[dict[str, Any]], columns: Mapping[str, str], to: Format, out: Path | IO[str], *, force: bool = False
+    rows: Iterator[dict[str, Any]],
+    columns: Mapping[str, str],
+    to: Format,
+    out: Path | IO[str],
+    *,
+    force: bool = False,
 ) -> int:
     """Write rows and return their number; ``columns`` maps names to types like `COLUMNS`. See `export_store`."""
     if not isinstance(out, Path):
@@ -61,26 +68,43 @@ def export_rows(
             raise ConfigError("--out -: Parquet cannot be written to standard output; name a file")
         return _write_lines(rows, out)
     if out.exists() and not force:
-        raise ConfigError(f"--out {out} already exists; name another file, or add --force to replace it")
+        raise ConfigError(
+            f"--out {out} already exists; name another file, or add --force to replace it"
+        )
     if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out} is not a file in an existing directory; choose another path")
+        raise ConfigError(
+            f"--out {out} is not a file in an existing directory; choose another path"
+        )
     try:
         with atomic_file(out, "wb" if to == "parquet" else "w") as file:
-            return write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
+            return (
+                write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
+            )
     except OSError as error:
         reason = error.strerror or error
-        raise RunError(f"{out} cannot be written ({reason}); choose another path").failed() from error
+        raise RunError(
+            f"{out} cannot be written ({reason}); choose another path"
+        ).failed() from error
 
 
-def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]) -> int:
+def write_parquet(
+    rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]
+) -> int:
     """Write rows as Parquet in batches and return their number; ``columns`` maps names to types like `COLUMNS`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     text = [("role", pa.string()), ("content", pa.string())]
     function = pa.struct([("name", pa.string()), ("arguments", pa.string())])
-    calls = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", function)]))
-    tools = [("tool_calls", calls), ("tool_call_id", pa.string()), ("name", pa.string()), ("tools", pa.string())]
+    calls = pa.list_(
+        pa.struct([("id", pa.string()), ("type", pa.string()), ("function", function)])
+    )
+    tools = [
+        ("tool_calls", calls),
+        ("tool_call_id", pa.string()),
+        ("name", pa.string()),
+        ("tools", pa.string()),
+    ]
     types = {
         "string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(),
         "strings": pa.list_(pa.string()), "floats": pa.list_(pa.float64()), "ints": pa.list_(pa.int32()),
@@ -98,7 +122,9 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 def message_column(store: Path) -> str:
     """Return the type of a Parquet column for the prompts in a store: with or without native tool calls."""
     with closing(connect(store, read_only=True)) as database:
-        [tools] = database.execute("SELECT EXISTS(SELECT 1 FROM states WHERE instr(messages, '\"tools\":'))").fetchone()
+        [tools] = database.execute(
+            "SELECT EXISTS(SELECT 1 FROM states WHERE instr(messages, '\"tools\":'))"
+        ).fetchone()
     return "tool messages" if tools else "messages"
 
 
@@ -109,7 +135,9 @@ def query_of(outputs: dict[str, Any]) -> str | None:
     return next(iter(named or reversed(list(texts.values()))), None)
 
 
-def _rows(database: sqlite3.Connection, path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _rows(
+    database: sqlite3.Connection, path: Path, columns: Iterable[str]
+) -> Iterator[dict[str, Any]]:
     parsed = {
         "messages": lambda row: json.loads(row["messages"]),
         "query": lambda row: query_of(json.loads(row["outputs"])),
@@ -120,7 +148,10 @@ def _rows(database: sqlite3.Connection, path: Path, columns: Iterable[str]) -> I
     }
     with errors_of(path):
         for row in database.execute(_SQL):
-            yield {name: parsed[name](row) if name in parsed else row[_NAMES.get(name, name)] for name in columns}
+            yield {
+                name: parsed[name](row) if name in parsed else row[_NAMES.get(name, name)]
+                for name in columns
+            }
 
 
 def _write_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> int:

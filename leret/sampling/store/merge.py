@@ -14,18 +14,31 @@ from leret.rollouts.environment import refuse_changes
 from leret.sampling.store.store import Store
 
 
-def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = None) -> dict[str, int]:
+def merge_shards(
+    run: Run, shards: Iterable[Path] = (), store: Store | None = None
+) -> dict[str, int]:
     """Merge R/shards/*.db and the run directories ``shards`` into a run's store, then delete R/shards/*.db.
 
     Return the new `Store.counts`. ``store`` is the run's store if it is already open.
     """
     others = [Run.open(path) for path in shards]
     for other in others:
-        refuse_changes(run, sampling_recipe_of(other, "leret sample RECIPE --shard I/N"), other.manifest.digests)
+        refuse_changes(
+            run,
+            sampling_recipe_of(other, "leret sample RECIPE --shard I/N"),
+            other.manifest.digests,
+        )
         if _prompts(other) != _prompts(run):
-            raise RunError(f"{other.path}/prompts and {run.path}/prompts differ; merge only runs with the same prompts")
+            raise RunError(
+                f"{other.path}/prompts and {run.path}/prompts differ; merge only runs with the same prompts"
+            )
     with nullcontext(store) if store is not None else Store(run.store) as target:
-        for path in [path for other in others for path in (other.store, *shard_stores(other)) if path.is_file()]:
+        for path in [
+            path
+            for other in others
+            for path in (other.store, *shard_stores(other))
+            if path.is_file()
+        ]:
             target.merge(path)
         for path in shard_stores(run):
             with Store(path):  # raises if the shard is in use

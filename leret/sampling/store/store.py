@@ -85,7 +85,9 @@ ANSWER_COLUMNS = (
 )  # fmt: skip
 """Columns of ``samples`` that a retry may change."""
 
-IN_ORDER = "ORDER BY s.policy_digest, s.question_id, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
+IN_ORDER = (
+    "ORDER BY s.policy_digest, s.question_id, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
+)
 
 _LEAST_FREE = 2**20
 """Free bytes below which "disk I/O error" means a full disk: even SQLite's readers create a 32 KiB file."""
@@ -196,7 +198,9 @@ class Store:
         self._last_flush = time.monotonic()
         with ExitStack() as opening:
             if not read_only:
-                busy = RunError(f"{path} is in use by another process; wait, or name another run directory")
+                busy = RunError(
+                    f"{path} is in use by another process; wait, or name another run directory"
+                )
                 try:
                     opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
                 except OSError as error:
@@ -221,7 +225,9 @@ class Store:
         The same commit puts into effect the run.yaml sections that `leret.core.runs.Run.prepare` returned ``name`` for.
         """
         self._name = self._name if name is None else name
-        self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)
+        self._new_rewards.extend(
+            (sample.reward, dump(sample.components), sample.id) for sample in samples
+        )
 
     def put_visit(self, visit: PathStep) -> None:
         self._pending["visits"].append(visit)
@@ -248,7 +254,9 @@ class Store:
         with closing(connect(path, read_only=True)) as other:  # raises if the schema differs
             n_columns = len(other.execute("PRAGMA table_info(samples)").fetchall())
         rest = {"samples": ", NULL" * (_N_COLUMNS["samples"] - n_columns)}
-        where = "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
+        where = (
+            "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
+        )
         values = () if question_ids is None else (json.dumps(list(question_ids)),)
         with errors_of(path):
             self._database.execute("ATTACH ? AS other", (read_uri(path),))
@@ -265,7 +273,9 @@ class Store:
         with self._open, closing(self._database):
             self.flush()
 
-    def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]:
+    def samples_at(
+        self, question_id: str, step: int, state_id: str, policy_digest: str
+    ) -> list[Sample]:
         where = "policy_digest = ? AND question_id = ? AND step = ? AND state_id = ?"
         values = (policy_digest, question_id, step, state_id)
         rows = self._read(f"SELECT * FROM samples s WHERE {where} {IN_ORDER}", values, flush=False)
@@ -273,7 +283,9 @@ class Store:
 
     def visits(self, policy_digest: str, question_id: str) -> list[PathStep]:
         sql = "SELECT * FROM visits WHERE question_id = ? AND policy_digest = ? ORDER BY step"
-        return [PathStep(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)]
+        return [
+            PathStep(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)
+        ]
 
     def done(self, policy_digest: str) -> set[str]:
         """Return the ids of questions with a finished path and no samples that failed in an outage."""
@@ -287,7 +299,9 @@ class Store:
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
         """Yield the samples of each visit, ordered by policy, question, step, state, prompt and index."""
         self.flush()
-        where, values = ("WHERE s.policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
+        where, values = (
+            ("WHERE s.policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
+        )
         sql = (
             "SELECT s.*, t.predictor, t.inputs, t.messages, v.parent FROM samples s JOIN states t ON t.id = s.state_id "
             "LEFT JOIN visits v ON (v.question_id, v.step, v.policy_digest) = (s.question_id, s.step, s.policy_digest) "
@@ -295,7 +309,9 @@ class Store:
         )
         with errors_of(self.path):
             rows = self._database.execute(sql, values)
-            for (digest, step, _), group in groupby(rows, lambda r: (r["policy_digest"], r["step"], r["state_id"])):
+            for (digest, step, _), group in groupby(
+                rows, lambda r: (r["policy_digest"], r["step"], r["state_id"])
+            ):
                 members = list(group)
                 row = members[0]
                 inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
@@ -317,7 +333,9 @@ class Store:
         return [row["policy_digest"] for row in self._read(sql)]
 
     def reward_range(self) -> tuple[float, float]:
-        return tuple(self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0])
+        return tuple(
+            self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0]
+        )
 
     def counts(self, policy_digest: str | None = None) -> dict[str, int]:
         """Count ``states``, ``samples``, ``rewarded``, and failures by kind as ``failed_KIND``."""
@@ -327,8 +345,14 @@ class Store:
             f"FROM samples {where}",
             values,
         )[0]
-        kinds = f"SELECT failure_kind AS kind, count(*) AS n FROM samples {where} GROUP BY 1 ORDER BY 1"
-        failed = {f"failed_{row['kind']}": row["n"] for row in self._read(kinds, values) if row["kind"] is not None}
+        kinds = (
+            f"SELECT failure_kind AS kind, count(*) AS n FROM samples {where} GROUP BY 1 ORDER BY 1"
+        )
+        failed = {
+            f"failed_{row['kind']}": row["n"]
+            for row in self._read(kinds, values)
+            if row["kind"] is not None
+        }
         return dict(counts) | failed
 
     def _read(self, sql: str, values: Sequence[Any] = (), flush: bool = True) -> list[sqlite3.Row]:
@@ -353,7 +377,10 @@ def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
     paths: dict[str, dict[int, Sample]] = {}
     with Store(run.store, read_only=True) as store:
         for group in store.finished(digest):
-            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.task_id)}
+            chosen = {
+                step.step: step.chosen
+                for step in store.visits(group.policy_digest, group.state.task_id)
+            }
             for sample in group.samples:
                 if sample.id == chosen.get(group.state.step):
                     paths.setdefault(group.state.task_id, {})[group.state.step] = sample
@@ -366,19 +393,27 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     A store of an older schema gets the columns that it lacks; with ``read_only`` it is read without them.
     """
     if read_only and not path.is_file():
-        raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
+        raise RunError(
+            f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first"
+        )
     uri = read_uri(path) if read_only else f"{path.absolute().as_uri()}?mode=rwc"
     with errors_of(path):
-        database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30)
+        database = sqlite3.connect(
+            uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30
+        )
         database.row_factory = sqlite3.Row
         version = database.execute("PRAGMA user_version").fetchone()[0]
         empty = not database.execute("SELECT 1 FROM sqlite_master").fetchone()
         if version == 0 and empty and not read_only:
             database.execute("PRAGMA journal_mode = WAL")
-            database.executescript(f"BEGIN;{SCHEMA_SQL}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
+            database.executescript(
+                f"BEGIN;{SCHEMA_SQL}PRAGMA user_version = {STORE_SCHEMA};COMMIT;"
+            )
             version = STORE_SCHEMA
         if version in _MISSING_COLUMNS and not read_only:
-            added = "".join(f"ALTER TABLE samples ADD COLUMN {column};" for column in _MISSING_COLUMNS[version])
+            added = "".join(
+                f"ALTER TABLE samples ADD COLUMN {column};" for column in _MISSING_COLUMNS[version]
+            )
             database.executescript(f"BEGIN;{added}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
@@ -407,11 +442,17 @@ def run_error(path: Path, error: sqlite3.Error) -> RunError:
     if "full" in text or ("disk I/O" in text and disk_usage(path.parent).free < _LEAST_FREE):
         return RunError(f"{path} cannot be written: the disk is full; free some space and {again}")
     if isinstance(error, sqlite3.IntegrityError):
-        return RunError(f"{path} rejected a row ({text}); the store is unchanged; run `leret store check`").failed()
+        return RunError(
+            f"{path} rejected a row ({text}); the store is unchanged; run `leret store check`"
+        ).failed()
     if "readonly" in text or "unable to open" in text:
-        return RunError(f"{path} cannot be opened ({text}); name a run directory that you can read and write")
+        return RunError(
+            f"{path} cannot be opened ({text}); name a run directory that you can read and write"
+        )
     if "not a database" in text or "malformed" in text:
         return RunError(f"{path} is damaged ({text}); restore it, or delete it to sample again")
     if "locked" in text:
-        return RunError(f"{path} is locked by another process ({text}); wait, or name another run directory")
+        return RunError(
+            f"{path} is locked by another process ({text}); wait, or name another run directory"
+        )
     return RunError(f"{path} failed: {text}; check the disk and {again}")

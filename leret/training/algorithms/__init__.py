@@ -4,7 +4,19 @@ To add an algorithm, define its entry in a new file and add the entry to this ta
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, gspo, joint, kto, pick, ppo, pqn, preference, retriever_kl, rloo, sft
+from leret.training.algorithms import (
+    grpo,
+    gspo,
+    joint,
+    kto,
+    pick,
+    ppo,
+    pqn,
+    preference,
+    retriever_kl,
+    rloo,
+    sft,
+)
 from leret.training.algorithms.base import StoredAlgorithm
 from leret.training.algorithms.retriever_kl import RetrieverAlgorithm
 from leret.training.online.algorithm import OnlineAlgorithm

@@ -91,7 +91,9 @@ class StoredAlgorithm:
             return find_tinker(run, recipe)
         return find_initial(run, recipe.init_from, recipe.predictors)
 
-    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[TrainingExample]:
+    def inputs(
+        self, recipe: Any, run: Run, environment: Environment | None
+    ) -> list[TrainingExample]:
         return self.examples(recipe, RunSamples(run, recipe.predictors))
 
     @contextmanager
@@ -107,16 +109,22 @@ class StoredAlgorithm:
         max_steps = recipe.max_steps if job.max_steps is None else job.max_steps
         inputs = TrainerInputs(model, tokenizer, examples, job.directory.path, device, max_steps)
         trainer = self.make_trainer(recipe, inputs)
-        engine = TRLEngine(trainer, tokenizer, job, len(examples), dropped=len(job.inputs) - len(examples))
+        engine = TRLEngine(
+            trainer, tokenizer, job, len(examples), dropped=len(job.inputs) - len(examples)
+        )
         engine.preflight = check_loss(trainer, recipe, self.oracle_loss)
         yield engine
         trainer.accelerator.wait_for_everyone()
 
-    def _encode(self, job: TrainingJob, tokenizer: Any, stops: Sequence[int], n_positions: int | None) -> list[Encoded]:
+    def _encode(
+        self, job: TrainingJob, tokenizer: Any, stops: Sequence[int], n_positions: int | None
+    ) -> list[Encoded]:
         recipe: Any = job.recipe
         examples: Any = job.inputs
         encoder = TokenEncoder(tokenizer, end_token(tokenizer, stops), job.enable_thinking, stops)
-        same = job.run is not None and has_sampled_tokenizer(job.run, job.initial, recipe.predictors)
+        same = job.run is not None and has_sampled_tokenizer(
+            job.run, job.initial, recipe.predictors
+        )
         encoded = encoder.encode(examples, same_tokenizer=same)
         check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
@@ -131,7 +139,9 @@ class StoredAlgorithm:
         return fitting
 
 
-def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]) -> float | None:
+def check_loss(
+    trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]
+) -> float | None:
     """Raise `TrainingError` if the trainer's loss is not the oracle's, at weights unlike those of the reference model.
 
     TRL multiplies the last hidden state by the output matrix. If a model's head does more, TRL's log-probabilities are
@@ -173,7 +183,9 @@ def _moved(model: Any) -> Iterator[None]:
     noise = torch.Generator().manual_seed(0)
     before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     for parameter in model.parameters():
-        if not parameter.is_floating_point() or (parameter.numel() > _SMALL and id(parameter) in backbone):
+        if not parameter.is_floating_point() or (
+            parameter.numel() > _SMALL and id(parameter) in backbone
+        ):
             continue  # a quantized parameter is not floating-point
         before.append((parameter, parameter.detach().clone()))
         scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
@@ -189,7 +201,9 @@ def _moved(model: Any) -> Iterator[None]:
 class TRLEngine:
     """Engine (`leret.training.driver.Engine`) that wraps a TRL trainer."""
 
-    def __init__(self, trainer: Any, tokenizer: Any, job: TrainingJob, examples: int, dropped: int = 0) -> None:
+    def __init__(
+        self, trainer: Any, tokenizer: Any, job: TrainingJob, examples: int, dropped: int = 0
+    ) -> None:
         from transformers import PrinterCallback
 
         trainer.remove_callback(PrinterCallback)
@@ -219,7 +233,9 @@ class TRLEngine:
     def log(self, figures: dict[str, float]) -> None:
         from transformers import Trainer
 
-        Trainer.log(self.trainer, figures)  # TRL's override would add its training averages to this entry
+        Trainer.log(
+            self.trainer, figures
+        )  # TRL's override would add its training averages to this entry
 
     def validate(self, validation: Validation) -> dict[str, float]:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -236,7 +252,9 @@ class TRLEngine:
     def save(self, directory: Path) -> tuple[str, str]:
         accelerator = self.trainer.accelerator
         model = accelerator.unwrap_model(self.trainer.model)
-        if self._tokenizer is None:  # a model of sentence-transformers, which saves its own tokenizer
+        if (
+            self._tokenizer is None
+        ):  # a model of sentence-transformers, which saves its own tokenizer
             model.save_pretrained(str(directory), create_model_card=False)
             return self._base_model, "sentence-transformers"
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
@@ -255,7 +273,8 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
     return {name: getattr(recipe, name) for name in same.split() if name in keys} | {
         "output_dir": str(inputs.directory),
         "max_steps": inputs.max_steps or -1,
-        "warmup_steps": recipe.warmup_steps or recipe.warmup_ratio,  # transformers 5 reads a value below 1 as a ratio
+        "warmup_steps": recipe.warmup_steps
+        or recipe.warmup_ratio,  # transformers 5 reads a value below 1 as a ratio
         "data_seed": recipe.seed,
         "use_cpu": cpu,
         "bf16": isinstance(recipe, WriterKeys) and recipe.dtype == "bfloat16",
@@ -271,7 +290,12 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
 
 
 def build_trainer(
-    kind: Any, recipe: Any, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
+    kind: Any,
+    recipe: Any,
+    inputs: TrainerInputs,
+    arguments: Any,
+    rows: Mapping[str, list[Any]],
+    **more: Any,
 ) -> Any:
     """Return a TRL trainer over the rows; it adds a new adapter if the recipe asks for an adapter."""
     return kind(
@@ -313,7 +337,9 @@ def stored_trainer(
                 "(shards the base model) or --launch multi (copies the base model to each GPU)"
             )
         more["ref_model"] = copy.deepcopy(inputs.model)
-    arguments = getattr(trl, f"{name}Config")(**trainer_arguments(recipe, inputs), max_length=None, **keys)
+    arguments = getattr(trl, f"{name}Config")(
+        **trainer_arguments(recipe, inputs), max_length=None, **keys
+    )
     if has_references:
         rows = _first_epoch(arguments, rows, len(inputs.examples))
     packed = inputs.device == "cpu" and n_processes() == 1 and share_prompts(inputs.model)
@@ -324,7 +350,9 @@ def stored_trainer(
     return trainer
 
 
-def _first_epoch(arguments: Any, rows: Mapping[str, list[Any]], n_rows: int) -> Mapping[str, list[Any]]:
+def _first_epoch(
+    arguments: Any, rows: Mapping[str, list[Any]], n_rows: int
+) -> Mapping[str, list[Any]]:
     """Return the rows that a Trainer visits; if they are not all, set ``arguments`` to visit each once, in order."""
     visited = visited_rows(arguments, n_rows)
     if len(visited) == n_rows:
@@ -342,7 +370,11 @@ def visited_rows(arguments: Any, n_rows: int) -> Sequence[int]:
     """
     import torch
 
-    per_step = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
+    per_step = (
+        arguments.per_device_train_batch_size
+        * arguments.gradient_accumulation_steps
+        * arguments.world_size
+    )
     n_steps = arguments.max_steps
     if n_steps < 1:
         n_steps = math.ceil(arguments.num_train_epochs * math.ceil(n_rows / per_step))

@@ -24,7 +24,8 @@ class GRPORecipe(TRLKeys, TinkerKeys, WritingRecipe):
     algorithm: Literal["grpo"] = "grpo"
     loss_type: Literal["sequence", "token", "dapo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="divide advantages by the standard deviation of the group or the round, or by 1"
+        "group",
+        description="divide advantages by the standard deviation of the group or the round, or by 1",
     )
 
     @field_validator("scale_rewards", mode="before")
@@ -34,14 +35,22 @@ class GRPORecipe(TRLKeys, TinkerKeys, WritingRecipe):
 
     def trl_arguments(self) -> dict[str, Any]:
         loss_type = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}[self.loss_type]
-        return {"loss_type": loss_type, "scale_rewards": self.scale_rewards, "entropy_coef": self.entropy_coef}
+        return {
+            "loss_type": loss_type,
+            "scale_rewards": self.scale_rewards,
+            "entropy_coef": self.entropy_coef,
+        }
 
 
-def advantages(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
+def advantages(
+    recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float
+) -> RolloutBatch:
     """Set the advantage of all tokens of a completion to the group-relative reward of the completion or its rollout."""
     from leret.training.online.advantages import Comparison, group_relative
 
-    values = Comparison.of(sampled).apply(group_relative, sampled.rewards.double(), recipe.scale_rewards)
+    values = Comparison.of(sampled).apply(
+        group_relative, sampled.rewards.double(), recipe.scale_rewards
+    )
     return replace(batch, advantages=values.to(batch.mask)[:, None] * batch.mask)
 
 
@@ -50,15 +59,21 @@ def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 
-    losses, clipped = clipped_loss(batch.log_ratio(now.logps), batch.advantages, recipe.epsilon, recipe.epsilon_high)
+    losses, clipped = clipped_loss(
+        batch.log_ratio(now.logps), batch.advantages, recipe.epsilon, recipe.epsilon_high
+    )
     policy = batch.mean(losses, recipe.loss_type)
-    return penalized(policy, recipe, batch, now, beta, recipe.loss_type) | {"clipped": batch.token_mean(clipped)}
+    return penalized(policy, recipe, batch, now, beta, recipe.loss_type) | {
+        "clipped": batch.token_mean(clipped)
+    }
 
 
 def _describe(recipe: GRPORecipe) -> str:
     penalty = f", KL penalty {recipe.beta:g} as in arXiv 2512.02556" if recipe.beta else ""
     n = recipe.num_generations
-    return f"group relative policy optimization (arXiv 2402.03300), {n} completions per state{penalty}"
+    return (
+        f"group relative policy optimization (arXiv 2402.03300), {n} completions per state{penalty}"
+    )
 
 
 OBJECTIVE = Objective(advantages, loss)

@@ -22,10 +22,15 @@ class GSPORecipe(WritingRecipe):
 
     algorithm: Literal["gspo"] = "gspo"
     num_mini_batches: PositiveInt = Field(4, description="optimizer steps per pass")
-    epsilon: float = Field(3e-4, gt=0, description="lower clip bound of the length-normalized ratio: 1 - epsilon")
-    epsilon_high: float | None = Field(4e-4, gt=0, description="upper clip bound: 1 + epsilon_high; None: 1 + epsilon")
+    epsilon: float = Field(
+        3e-4, gt=0, description="lower clip bound of the length-normalized ratio: 1 - epsilon"
+    )
+    epsilon_high: float | None = Field(
+        4e-4, gt=0, description="upper clip bound: 1 + epsilon_high; None: 1 + epsilon"
+    )
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="divide advantages by the standard deviation of the group or the round, or by 1"
+        "group",
+        description="divide advantages by the standard deviation of the group or the round, or by 1",
     )
 
 
@@ -35,9 +40,13 @@ def loss(recipe: GSPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
     from leret.training.online.update import penalized
 
     log_ratio = batch.log_ratio(now.logps).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
-    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high)
+    losses, clipped = clipped_loss(
+        log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high
+    )
     policy = batch.sequence_mean(losses)
-    return penalized(policy, recipe, batch, now, beta, "sequence") | {"clipped": batch.token_mean(clipped)}
+    return penalized(policy, recipe, batch, now, beta, "sequence") | {
+        "clipped": batch.token_mean(clipped)
+    }
 
 
 def _describe(recipe: GSPORecipe) -> str:

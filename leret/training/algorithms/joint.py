@@ -41,18 +41,32 @@ class JointRecipe(RoundRecipe):
     branches = in_one_process = True
 
     algorithm: Literal["joint"] = "joint"
-    picker: PickRecipe = Field(PickRecipe(num_generations=4), description="keys of pick for the picker")
-    writer: GRPORecipe = Field(GRPORecipe(num_generations=4), description="keys of grpo for the writer")
-    credit: Literal["step", "final", "both", "return"] | None = Field("final", description="always final")
+    picker: PickRecipe = Field(
+        PickRecipe(num_generations=4), description="keys of pick for the picker"
+    )
+    writer: GRPORecipe = Field(
+        GRPORecipe(num_generations=4), description="keys of grpo for the writer"
+    )
+    credit: Literal["step", "final", "both", "return"] | None = Field(
+        "final", description="always final"
+    )
 
     @property
     def steps_per_round(self) -> int:
         return self.writer.steps_per_round
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> JointRecipe:
-        names = {"picker": self.picker.predictors or tuple(picks), "writer": self.writer.predictors or tuple(writers)}
-        actors = {actor: getattr(self, actor).model_copy(update={"predictors": each}) for actor, each in names.items()}
-        both = tuple(name for each in names.values() for name in each) if all(names.values()) else ()
+        names = {
+            "picker": self.picker.predictors or tuple(picks),
+            "writer": self.writer.predictors or tuple(writers),
+        }
+        actors = {
+            actor: getattr(self, actor).model_copy(update={"predictors": each})
+            for actor, each in names.items()
+        }
+        both = (
+            tuple(name for each in names.values() for name in each) if all(names.values()) else ()
+        )
         return self.model_copy(update={**actors, "predictors": both})
 
     def actor(self, name: Actor, n_tasks: int) -> Any:
@@ -65,12 +79,18 @@ class JointRecipe(RoundRecipe):
     @model_validator(mode="after")
     def _has_each_key_in_its_place(self) -> JointRecipe:
         if wrong := changed_keys(self, OF_ACTORS):
-            raise ValueError(f"{wrong[0]} is a key of each actor; set picker.{wrong[0]} or writer.{wrong[0]}")
+            raise ValueError(
+                f"{wrong[0]} is a key of each actor; set picker.{wrong[0]} or writer.{wrong[0]}"
+            )
         for name, section in (("picker", self.picker), ("writer", self.writer)):
             if wrong := changed_keys(section, _SHARED):
-                raise ValueError(f"{name}.{wrong[0]} applies to both actors; remove it, or set {wrong[0]}")
+                raise ValueError(
+                    f"{name}.{wrong[0]} applies to both actors; remove it, or set {wrong[0]}"
+                )
         if self.picker.top_p is not None:
-            raise ValueError("picker.top_p: the ratio and the KL are over all candidates; remove it")
+            raise ValueError(
+                "picker.top_p: the ratio and the KL are over all candidates; remove it"
+            )
         if self.writer.uses_trl or self.writer.uses_tinker:
             raise ValueError(f"writer.engine: {self.writer.engine} trains one policy; remove it")
         if (self.groups, self.states, self.credit) != ("state", "live", "final"):
@@ -78,11 +98,17 @@ class JointRecipe(RoundRecipe):
                 "joint samples trees from fresh states with the final reward; remove groups, states, credit"
             )
         if self.picker.num_generations * self.writer.num_generations < 2:
-            raise ValueError("one pick with one completion leaves nothing to compare; raise num_generations of one")
+            raise ValueError(
+                "one pick with one completion leaves nothing to compare; raise num_generations of one"
+            )
         return self
 
 
-_SHARED = [key for key in RoundRecipe.model_fields if key not in {*OF_ACTORS, "algorithm", "predictors", "credit"}]
+_SHARED = [
+    key
+    for key in RoundRecipe.model_fields
+    if key not in {*OF_ACTORS, "algorithm", "predictors", "credit"}
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +131,9 @@ class JointAlgorithm(OnlineAlgorithm):
 
 def _describe(recipe: JointRecipe) -> str:
     k, n = recipe.picker.num_generations, recipe.writer.num_generations
-    return f"joint training of a picker and a writer, {k} picks per state and {n} completions per pick"
+    return (
+        f"joint training of a picker and a writer, {k} picks per state and {n} completions per pick"
+    )
 
 
 JOINT = JointAlgorithm(JointRecipe, (GroupMethod, OBJECTIVE), _describe, picks=True)

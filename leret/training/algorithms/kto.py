@@ -17,7 +17,12 @@ from leret.core.errors import TrainingError
 from leret.core.types import Sample
 from leret.rollouts.credit import with_unparsed_reward
 from leret.sampling.preferences.dataset import distinct
-from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
+from leret.training.algorithms.base import (
+    StoredAlgorithm,
+    TrainerInputs,
+    completion_logps,
+    stored_trainer,
+)
 from leret.training.data import Encoded, Samples, TrainingExample
 
 if TYPE_CHECKING:
@@ -32,10 +37,15 @@ class KTORecipe(ExampleRecipe):
     learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 5e-4, 1e9: 5e-7}
 
     algorithm: Literal["kto"] = "kto"
-    per_device_train_batch_size: int = Field(16, ge=2, description="completions per batch and device")
-    beta: float = Field(0.1, gt=0, description="strength of the regularization toward the initial policy")
+    per_device_train_batch_size: int = Field(
+        16, ge=2, description="completions per batch and device"
+    )
+    beta: float = Field(
+        0.1, gt=0, description="strength of the regularization toward the initial policy"
+    )
     baseline: Literal["mean"] | float = Field(
-        "mean", description="reward that separates desirable from undesirable: the state's mean, or a number"
+        "mean",
+        description="reward that separates desirable from undesirable: the state's mean, or a number",
     )
     desirable_weight: float = Field(1.0, gt=0)
     undesirable_weight: float = Field(1.0, gt=0)
@@ -101,7 +111,9 @@ def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
     return completions
 
 
-def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
+def collate_completions(
+    rows: list[dict[str, Any]], pad: int, *, packed: bool = False
+) -> dict[str, Any]:
     """Return a batch for TRL's KTOTrainer; keys that start with ``KL_`` hold mismatched completions."""
     import torch
 
@@ -109,7 +121,9 @@ def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = 
 
     batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
     for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
-        side = collate([(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=packed)
+        side = collate(
+            [(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=packed
+        )
         batch |= {prefix + name: value for name, value in side.items()}
     reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
     return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
@@ -117,9 +131,13 @@ def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = 
 
 def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
     """Return TRL's KTOTrainer; its rows hold token ids and the reference model's log-probabilities."""
-    keys = {name: getattr(recipe, name) for name in ("beta", "desirable_weight", "undesirable_weight")}
+    keys = {
+        name: getattr(recipe, name) for name in ("beta", "desirable_weight", "undesirable_weight")
+    }
     keys["precompute_ref_log_probs"] = True
-    return stored_trainer("KTO", recipe, inputs, kto_rows(inputs.examples), collate_completions, **keys)
+    return stored_trainer(
+        "KTO", recipe, inputs, kto_rows(inputs.examples), collate_completions, **keys
+    )
 
 
 def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
@@ -143,21 +161,30 @@ def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]
     import torch
 
     def sums(column: str) -> torch.Tensor:
-        return torch.stack([completion_logps(model, row["prompt_tokens"], row[column]).sum() for row in rows])
+        return torch.stack(
+            [completion_logps(model, row["prompt_tokens"], row[column]).sum() for row in rows]
+        )
 
     def column(name: str) -> torch.Tensor:
         return torch.tensor([row[name] for row in rows], device=next(model.parameters()).device)
 
     kl = (sums("mismatched_tokens") - column("ref_KL_logps")).mean().clamp(min=0)
     weights = recipe.desirable_weight, recipe.undesirable_weight
-    losses = kto_loss(sums("completion_tokens"), column("ref_logps"), column("label"), kl, recipe.beta, weights)
+    losses = kto_loss(
+        sums("completion_tokens"), column("ref_logps"), column("label"), kl, recipe.beta, weights
+    )
     return float(losses.mean())
 
 
 def _describe(recipe: KTORecipe) -> str:
-    against = "the mean reward of their state" if recipe.baseline == "mean" else f"a reward of {recipe.baseline:g}"
+    against = (
+        "the mean reward of their state"
+        if recipe.baseline == "mean"
+        else f"a reward of {recipe.baseline:g}"
+    )
     return (
-        f"Kahneman-Tversky optimization (arXiv 2402.01306) on completions above and below {against}, beta {recipe.beta}"
+        f"Kahneman-Tversky optimization (arXiv 2402.01306) on completions above and below {against}, "
+        f"beta {recipe.beta}"
     )
 
 

@@ -24,16 +24,22 @@ class PickRecipe(PickingRecipe):
 
     algorithm: Literal["pick"] = "pick"
     loss: Literal["grpo", "dpo", "ipo", "sft", "kl"] = Field(
-        "grpo", description="grpo: group-relative advantages; dpo, ipo: pairs; sft: best picks; kl: softmax of rewards"
+        "grpo",
+        description="grpo: group-relative advantages; dpo, ipo: pairs; sft: best picks; kl: softmax of rewards",
     )
     reward_temperature: float = Field(0.1, gt=0, description="for kl: divides the rewards")
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "none", description="for grpo: divide advantages by the standard deviation of the group or the round, or by 1"
+        "none",
+        description="for grpo: divide advantages by the standard deviation of the group or the round, or by 1",
     )
-    epsilon: float = Field(0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker")
+    epsilon: float = Field(
+        0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker"
+    )
     entropy_coef: float = Field(0.0, ge=0, description="for grpo: weight of the entropy bonus")
     beta: float | None = Field(
-        None, ge=0, description="pull to the initial picker: weight of the exact KL (grpo), or as in dpo and ipo"
+        None,
+        ge=0,
+        description="pull to the initial picker: weight of the exact KL (grpo), or as in dpo and ipo",
     )
 
     @property
@@ -44,11 +50,18 @@ class PickRecipe(PickingRecipe):
     @model_validator(mode="after")
     def _reads_each_key(self) -> PickRecipe:
         grpo = ("scale_rewards", "epsilon", "entropy_coef") if self.loss != "grpo" else ()
-        beta, kl = ["beta"] * (self.loss in {"sft", "kl"}), ["reward_temperature"] * (self.loss != "kl")
+        beta, kl = (
+            ["beta"] * (self.loss in {"sft", "kl"}),
+            ["reward_temperature"] * (self.loss != "kl"),
+        )
         if unread := changed_keys(self, [*grpo, *beta, *kl]):
-            raise ValueError(f"loss {self.loss} does not read {' or '.join(unread)}; remove it, or change loss")
+            raise ValueError(
+                f"loss {self.loss} does not read {' or '.join(unread)}; remove it, or change loss"
+            )
         if self.loss in {"dpo", "ipo"} and not self.strength:
-            raise ValueError(f"beta is 0, but loss {self.loss} needs a pull to the initial picker; set it above 0")
+            raise ValueError(
+                f"beta is 0, but loss {self.loss} needs a pull to the initial picker; set it above 0"
+            )
         if self.groups == "question" and self.loss != "grpo":
             raise ValueError(
                 f"loss {self.loss} compares the picks of a state; remove groups: question, or set loss: grpo"
@@ -70,7 +83,9 @@ class GroupMethod:
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
         return self.temperature, None
 
-    def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
+    def prepare(
+        self, picker: Picker, batch: PickBatch, share: float
+    ) -> tuple[PickBatch, dict[str, float]]:
         import torch
 
         from leret.training.online.advantages import group_relative, group_statistics
@@ -99,16 +114,27 @@ class GroupMethod:
         states, ahead = batch.states, logps - batch.old_logps
         shares = 1 / torch.bincount(states)[states]
         if recipe.loss == "kl":  # over a state's distinct picks, each with its mean reward
-            places, means = states * q.shape[-1] + batch.actions, torch.full((q[:, 0].numel(),), -math.inf)
-            means = means.scatter_reduce(0, places, batch.rewards, "mean", include_self=False).reshape(len(q), -1)
+            places, means = (
+                states * q.shape[-1] + batch.actions,
+                torch.full((q[:, 0].numel(),), -math.inf),
+            )
+            means = means.scatter_reduce(
+                0, places, batch.rewards, "mean", include_self=False
+            ).reshape(len(q), -1)
             values = (q[:, 0] / self.temperature).masked_fill(means.isinf(), -math.inf)
             return {"loss": exact_kl(means / recipe.reward_temperature, values)}
         if recipe.loss != "grpo":
             chosen, rejected, shares = best_and_others(batch.rewards, states)
             pulled = ahead[chosen] - ahead[rejected]
-            each = -logps[chosen] if recipe.loss == "sft" else pair_loss(recipe.loss, pulled, recipe.strength)
+            each = (
+                -logps[chosen]
+                if recipe.loss == "sft"
+                else pair_loss(recipe.loss, pulled, recipe.strength)
+            )
             return {"loss": none.index_add(0, states[chosen], each * shares)}
-        losses = none.index_add(0, states, clipped_loss(ahead, batch.targets, recipe.epsilon)[0] * shares)
+        losses = none.index_add(
+            0, states, clipped_loss(ahead, batch.targets, recipe.epsilon)[0] * shares
+        )
         terms = {"ratio": none.index_add(0, states, ahead.detach().exp() * shares)}
         if self.reference is not None:
             with torch.no_grad():
@@ -162,7 +188,11 @@ def _describe(recipe: PickRecipe) -> str:
         "sft": "imitation of the best picks",
         "kl": "KL divergence from the softmax of rewards, as for retrievers in arXiv 2301.12652 and 2406.18847",
     }
-    penalty = f", exact KL penalty {recipe.strength:g}" if recipe.loss == "grpo" and recipe.strength else ""
+    penalty = (
+        f", exact KL penalty {recipe.strength:g}"
+        if recipe.loss == "grpo" and recipe.strength
+        else ""
+    )
     return f"{names[recipe.loss]}, {recipe.num_generations} picks per state{penalty}"
 
 

@@ -25,22 +25,32 @@ class PPORecipe(WritingRecipe):
     learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 5e-4, 1e9: 1e-6}
 
     algorithm: Literal["ppo"] = "ppo"
-    num_generations: PositiveInt = Field(1, description="completions per state; PPO does not compare completions")
+    num_generations: PositiveInt = Field(
+        1, description="completions per state; PPO does not compare completions"
+    )
     temperature: float | None = Field(0.7, gt=0, description="None: the run's temperature")
     top_p: float | None = Field(0.9, gt=0, le=1)
     max_completion_length: PositiveInt | None = 32
     num_iterations: PositiveInt = Field(4, description="passes over the completions of a round")
     loss_type: Literal["sequence", "token", "dapo"] = "token"
-    beta: float = Field(0.05, ge=0, description="strength of the KL penalty in the reward of each token")
+    beta: float = Field(
+        0.05, ge=0, description="strength of the KL penalty in the reward of each token"
+    )
     kl_estimator: Literal["k1", "k3"] = "k1"
     gamma: float = Field(1.0, gt=0, le=1, description="discount per token")
-    lam: float = Field(0.95, ge=0, le=1, description="lambda of GAE: 0 trusts the values, 1 the rewards")
+    lam: float = Field(
+        0.95, ge=0, le=1, description="lambda of GAE: 0 trusts the values, 1 the rewards"
+    )
     vf_coef: float = Field(0.1, gt=0, description="weight of the value loss")
-    cliprange_value: float = Field(0.2, gt=0, description="maximum change of a value within a round")
+    cliprange_value: float = Field(
+        0.2, gt=0, description="maximum change of a value within a round"
+    )
     whiten_advantages: bool = True
 
 
-def advantages(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
+def advantages(
+    recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float
+) -> RolloutBatch:
     """Compute the advantage and return of each token with GAE (arXiv 1506.02438)."""
     import torch
 
@@ -55,7 +65,11 @@ def advantages(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: f
     rewards[torch.arange(len(last), device=mask.device), last] += sampled.rewards.to(mask)
     returns = lambda_returns(rewards, batch.values, mask, recipe.gamma, recipe.lam)
     values = returns - batch.values * mask
-    return replace(batch, returns=returns, advantages=whiten(values, mask) if recipe.whiten_advantages else values)
+    return replace(
+        batch,
+        returns=returns,
+        advantages=whiten(values, mask) if recipe.whiten_advantages else values,
+    )
 
 
 def loss(recipe: PPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
@@ -66,12 +80,20 @@ def loss(recipe: PPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> d
     assert now.values is not None
     assert batch.values is not None
     assert batch.returns is not None
-    losses, clipped = clipped_loss(batch.log_ratio(now.logps), batch.advantages, recipe.epsilon, recipe.epsilon_high)
+    losses, clipped = clipped_loss(
+        batch.log_ratio(now.logps), batch.advantages, recipe.epsilon, recipe.epsilon_high
+    )
     policy = batch.mean(losses, recipe.loss_type)
     terms = penalized(policy, recipe, batch, now, beta, recipe.loss_type)
-    error = batch.token_mean(value_loss(now.values, batch.values, batch.returns, recipe.cliprange_value))
+    error = batch.token_mean(
+        value_loss(now.values, batch.values, batch.returns, recipe.cliprange_value)
+    )
     clips = batch.token_mean(clipped)
-    return terms | {"loss": terms["loss"] + recipe.vf_coef * error, "value_loss": error, "clipped": clips}
+    return terms | {
+        "loss": terms["loss"] + recipe.vf_coef * error,
+        "value_loss": error,
+        "clipped": clips,
+    }
 
 
 def _describe(recipe: PPORecipe) -> str:

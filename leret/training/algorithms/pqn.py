@@ -28,29 +28,48 @@ class PQNRecipe(PickingRecipe):
     algorithm: Literal["pqn"] = "pqn"
     learning_rate: float = Field(1.5e-5, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "cosine"
-    min_lr_rate: float = Field(0.1, ge=0, le=1, description="for cosine: final fraction of the learning rate")
+    min_lr_rate: float = Field(
+        0.1, ge=0, le=1, description="for cosine: final fraction of the learning rate"
+    )
     weight_decay: float = Field(5e-4, ge=0)
     adam_beta2: float = Field(0.98, ge=0, lt=1)
     adam_epsilon: float = Field(1e-6, gt=0)
     max_grad_norm: float = Field(2.0, gt=0)
-    questions_per_round: PositiveInt = Field(96, description="tasks per round, with one trajectory each")
+    questions_per_round: PositiveInt = Field(
+        96, description="tasks per round, with one trajectory each"
+    )
     num_generations: Literal[1] = 1
     groups: Literal["state"] = "state"
-    temperature: float | None = Field(0.05, gt=0, description="alpha; decays with the learning rate")
-    top_k: PositiveInt | None = Field(5, description="number of best candidates for sampling and for a state's value")
+    temperature: float | None = Field(
+        0.05, gt=0, description="alpha; decays with the learning rate"
+    )
+    top_k: PositiveInt | None = Field(
+        5, description="number of best candidates for sampling and for a state's value"
+    )
     learning_starts: int = Field(10, ge=0, description="number of initial rounds with random picks")
     gamma: float = Field(0.99, gt=0, le=1, description="discount per pick")
-    lam: float = Field(0.5, ge=0, le=1, description="lambda of the returns: 0 trusts the values, 1 the rewards")
-    tau: float = Field(
-        0.02, gt=0, le=1, description="interpolation factor of the target network per step; 1: no target network"
+    lam: float = Field(
+        0.5, ge=0, le=1, description="lambda of the returns: 0 trusts the values, 1 the rewards"
     )
-    soft_value: bool = Field(True, description="true: a state's value is the soft maximum; false: the maximum")
-    twin: bool = Field(True, description="estimate values with two heads, one per half of the network")
+    tau: float = Field(
+        0.02,
+        gt=0,
+        le=1,
+        description="interpolation factor of the target network per step; 1: no target network",
+    )
+    soft_value: bool = Field(
+        True, description="true: a state's value is the soft maximum; false: the maximum"
+    )
+    twin: bool = Field(
+        True, description="estimate values with two heads, one per half of the network"
+    )
 
     @model_validator(mode="after")
     def _falls_to_a_share(self) -> PQNRecipe:
         if self.min_lr_rate and self.lr_scheduler_type != "cosine":
-            raise ValueError("min_lr_rate applies only to lr_scheduler_type: cosine; set min_lr_rate: 0")
+            raise ValueError(
+                "min_lr_rate applies only to lr_scheduler_type: cosine; set min_lr_rate: 0"
+            )
         return self
 
 
@@ -69,7 +88,9 @@ class ValueMethod:
         random = number < self.recipe.learning_starts
         return (_UNIFORM, None) if random else (self.temperature * share, self.recipe.top_k)
 
-    def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
+    def prepare(
+        self, picker: Picker, batch: PickBatch, share: float
+    ) -> tuple[PickBatch, dict[str, float]]:
         import torch
 
         from leret.training.online.advantages import lambda_returns
@@ -80,16 +101,26 @@ class ValueMethod:
             q = values_of(self.reference or picker, batch.choices, self.recipe.twin)
         values = soft_value(q, self.temperature * share * recipe.soft_value, recipe.top_k).mean(1)
         rewards, mask = as_table(batch.step_rewards, batch.rollouts)
-        returns = lambda_returns(rewards, as_table(values, batch.rollouts)[0], mask.float(), recipe.gamma, recipe.lam)
+        returns = lambda_returns(
+            rewards, as_table(values, batch.rollouts)[0], mask.float(), recipe.gamma, recipe.lam
+        )
         last = as_table(batch.rewards, batch.rollouts)[0].gather(1, mask.sum(1, keepdim=True) - 1)
-        entry = {"reward": float(last.mean()), "value": float(values.mean()), "alpha": self.temperature * share}
+        entry = {
+            "reward": float(last.mean()),
+            "value": float(values.mean()),
+            "alpha": self.temperature * share,
+        }
         return replace(batch, targets=returns[mask]), entry
 
     def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
         """Return each state's squared error as ``loss``, averaged over heads; only picked candidates are encoded."""
         import torch
 
-        q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()
+        q = (
+            torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist()))
+            .flatten(1)
+            .cpu()
+        )
         return {"loss": ((q - batch.targets[:, None]) ** 2).mean(1)}
 
     def after_step(self, picker: Picker) -> None:
@@ -97,7 +128,9 @@ class ValueMethod:
 
         if self.reference is not None:
             with torch.no_grad():
-                for target, weight in zip(self.reference.model.parameters(), picker.model.parameters(), strict=True):
+                for target, weight in zip(
+                    self.reference.model.parameters(), picker.model.parameters(), strict=True
+                ):
                     target.lerp_(weight, self.recipe.tau)
             self.reference.renew(picker.digest)
 

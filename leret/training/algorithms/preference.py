@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from leret.config.training import ExampleRecipe, TinkerKeys
-from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
+from leret.training.algorithms.base import (
+    StoredAlgorithm,
+    TrainerInputs,
+    completion_logps,
+    stored_trainer,
+)
 from leret.training.data import Encoded, Samples, TrainingExample
 
 if TYPE_CHECKING:
@@ -25,9 +30,15 @@ class PairRecipe(TinkerKeys, ExampleRecipe):
 
     learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 5e-4, 135e6: 2e-5, 1e9: 5e-7}
 
-    engine: Literal["trl", "tinker"] = Field("trl", description="TRL's trainer, or a server of the Tinker API")
-    beta: float = Field(0.05, gt=0, description="strength of the regularization toward the initial policy")
-    reward_margin: float = Field(0.0, ge=0, description="margin in nats per unit of reward difference in a pair")
+    engine: Literal["trl", "tinker"] = Field(
+        "trl", description="TRL's trainer, or a server of the Tinker API"
+    )
+    beta: float = Field(
+        0.05, gt=0, description="strength of the regularization toward the initial policy"
+    )
+    reward_margin: float = Field(
+        0.0, ge=0, description="margin in nats per unit of reward difference in a pair"
+    )
 
     @property
     def loss_weights(self) -> dict[str, float]:
@@ -39,15 +50,21 @@ class DPORecipe(PairRecipe):
     """Direct preference optimization."""
 
     algorithm: Literal["dpo"] = "dpo"
-    losses: dict[Literal["dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of chosen")
+    losses: dict[Literal["dpo", "sft"], Weight] = Field(
+        {}, description="weights; sft: likelihood of chosen"
+    )
 
 
 class IPORecipe(PairRecipe):
     """Identity preference optimization: pulls the difference of a pair's log-ratios to 1 / (2 beta)."""
 
     algorithm: Literal["ipo"] = "ipo"
-    reduction: Literal["sequence", "token"] = Field("sequence", description="sum (the paper) or mean of log-probs")
-    losses: dict[Literal["ipo", "dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of chosen")
+    reduction: Literal["sequence", "token"] = Field(
+        "sequence", description="sum (the paper) or mean of log-probs"
+    )
+    losses: dict[Literal["ipo", "dpo", "sft"], Weight] = Field(
+        {}, description="weights; sft: likelihood of chosen"
+    )
 
 
 def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -> torch.Tensor:
@@ -67,7 +84,12 @@ def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -
 
 
 def collate_pairs(
-    rows: list[dict[str, Any]], pad: int, *, sequence: bool, packed: bool = False, margin: float = 0.0
+    rows: list[dict[str, Any]],
+    pad: int,
+    *,
+    sequence: bool,
+    packed: bool = False,
+    margin: float = 0.0,
 ) -> dict[str, Any]:
     """Return a batch of ids for TRL's DPOTrainer: ``2 * len(rows)`` sequences, chosen ones first.
 
@@ -85,12 +107,16 @@ def collate_pairs(
     from leret.training.packing import collate
 
     sides = ("chosen_tokens", "rejected_tokens")
-    batch = collate([(r["prompt_tokens"], r[side]) for side in sides for r in rows], pad, packed=packed)
+    batch = collate(
+        [(r["prompt_tokens"], r[side]) for side in sides for r in rows], pad, packed=packed
+    )
     if sequence:
         mask = batch["completion_mask"]
         mask[:, 0] = 1 - mask.sum(dim=1)
     if "ref_chosen_logps" in rows[0]:
-        batch["ref_chosen_logps"] = torch.tensor([r["ref_chosen_logps"] + margin * r["gain"] for r in rows])
+        batch["ref_chosen_logps"] = torch.tensor(
+            [r["ref_chosen_logps"] + margin * r["gain"] for r in rows]
+        )
         batch["ref_rejected_logps"] = torch.tensor([r["ref_rejected_logps"] for r in rows])
     return batch
 
@@ -144,7 +170,9 @@ def pair_terms(
     margin = recipe.reward_margin * torch.tensor([gains, [0.0] * len(gains)], device=sums.device)
     ratios = sums - references.to(sums.device) - margin
     by_token = isinstance(recipe, IPORecipe) and recipe.reduction == "token"
-    margins, ipo_margins = (ahead - behind for ahead, behind in (ratios, ratios / lengths if by_token else ratios))
+    margins, ipo_margins = (
+        ahead - behind for ahead, behind in (ratios, ratios / lengths if by_token else ratios)
+    )
     losses = {
         "dpo": pair_loss("dpo", margins, recipe.beta).mean(),
         "ipo": pair_loss("ipo", ipo_margins, recipe.beta).mean(),
@@ -152,7 +180,9 @@ def pair_terms(
     }
     rewards = recipe.beta * ratios.detach()
     return {
-        "loss": torch.stack([weight * losses[name] for name, weight in recipe.loss_weights.items()]).sum(),
+        "loss": torch.stack(
+            [weight * losses[name] for name, weight in recipe.loss_weights.items()]
+        ).sum(),
         "rewards/chosen": rewards[0].mean(),
         "rewards/rejected": rewards[1].mean(),
         "rewards/accuracies": (rewards[0] > rewards[1]).float().mean(),
@@ -160,11 +190,16 @@ def pair_terms(
     }
 
 
-def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
+def oracle_loss(
+    recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]
+) -> float:
     """Return the recipe's weighted loss on summed log-probabilities; IPO with reduction ``token`` averages them."""
     import torch
 
-    logps = [[completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows] for side in _SIDES]
+    logps = [
+        [completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows]
+        for side in _SIDES
+    ]
     references = torch.tensor([[row[f"ref_{side}_logps"] for row in rows] for side in _SIDES])
     return float(pair_terms(recipe, logps, references, [row["gain"] for row in rows])["loss"])
 

@@ -44,7 +44,10 @@ ROW_COLUMNS = {
 """Columns of `retriever_rows`."""
 
 _MIN_SPREAD = 1e-9
-_KEYS: dict[type, str] = {DenseSettings: "model", ColbertSettings: "checkpoint"}  # key with the model
+_KEYS: dict[type, str] = {
+    DenseSettings: "model",
+    ColbertSettings: "checkpoint",
+}  # key with the model
 
 
 class RetrieverKLRecipe(TrainingRecipe):
@@ -55,14 +58,21 @@ class RetrieverKLRecipe(TrainingRecipe):
 
     algorithm: Literal["retriever-kl"] = "retriever-kl"
     init_from: str = Field(
-        "base", description="base (the run's retriever), a trained retriever, a directory, or a hub name"
+        "base",
+        description="base (the run's retriever), a trained retriever, a directory, or a hub name",
     )
-    num_documents: int = Field(8, ge=2, description="documents per row; a short row gets documents of other rows")
+    num_documents: int = Field(
+        8, ge=2, description="documents per row; a short row gets documents of other rows"
+    )
     temperature: float | None = Field(
-        None, gt=0, description="divides the model's scores; None: 0.05 for dense, 1 for multi-vector models"
+        None,
+        gt=0,
+        description="divides the model's scores; None: 0.05 for dense, 1 for multi-vector models",
     )
     reward_temperature: float = Field(0.1, gt=0, description="divides the rewards")
-    max_length: PositiveInt | None = Field(None, description="tokens of a text in training; None: the model's limit")
+    max_length: PositiveInt | None = Field(
+        None, description="tokens of a text in training; None: the model's limit"
+    )
     learning_rate: float = Field(2e-5, gt=0)
     gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step")
 
@@ -71,13 +81,17 @@ class RetrieverKLRecipe(TrainingRecipe):
         return True  # no later round starts from a retriever
 
     def n_steps(self, n_inputs: int) -> int:
-        batches = -(-n_inputs // (self.per_device_train_batch_size * self.gradient_accumulation_steps))
+        batches = -(
+            -n_inputs // (self.per_device_train_batch_size * self.gradient_accumulation_steps)
+        )
         return self.max_steps or max(1, round(batches * self.num_train_epochs))
 
     @model_validator(mode="after")
     def _has_no_validation(self) -> Self:
         if self.eval_steps is not None:
-            raise ValueError("retriever-kl has no validation; remove eval_steps and compare with leret eval-retriever")
+            raise ValueError(
+                "retriever-kl has no validation; remove eval_steps and compare with leret eval-retriever"
+            )
         return self
 
 
@@ -88,11 +102,16 @@ def document_scores(samples: Sequence[Sample], unparsed_reward: float | None) ->
     for sample, reward in scored:
         for doc_id in dict.fromkeys(sample.doc_ids):
             rewards[doc_id].append(reward)
-    return {doc_id: fmean(values) for doc_id, values in rewards.items() if len(values) < len(scored)}
+    return {
+        doc_id: fmean(values) for doc_id, values in rewards.items() if len(values) < len(scored)
+    }
 
 
 def retriever_rows(
-    run: Run, environment: Environment, predictors: Sequence[str] | None = None, settings: Any = None
+    run: Run,
+    environment: Environment,
+    predictors: Sequence[str] | None = None,
+    settings: Any = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per state with documents of different scores: the question, the documents, and their scores.
 
@@ -112,7 +131,9 @@ def retriever_rows(
         unknown = [doc_id for doc_id in scores if doc_id not in corpus]
         if task is None or unknown:
             what = f"document {unknown[0]!r}" if unknown else f"question {group.state.task_id}"
-            raise RunError(f"{what} was sampled but is not in the run's data; set data.corpus and data.questions")
+            raise RunError(
+                f"{what} was sampled but is not in the run's data; set data.corpus and data.questions"
+            )
         best = sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
         yield {
             "question_id": task.id,
@@ -136,7 +157,11 @@ def examples(recipe: RetrieverKLRecipe, rows: Sequence[Mapping[str, Any]]) -> li
     random documents of other questions, with its lowest score.
     """
     rng, n = random.Random(recipe.seed), recipe.num_documents
-    texts_by_id = {key: text for row in rows for key, text in zip(row["doc_ids"], row["documents"], strict=True)}
+    texts_by_id = {
+        key: text
+        for row in rows
+        for key, text in zip(row["doc_ids"], row["documents"], strict=True)
+    }
     pool = sorted(texts_by_id.items())
     result = []
     for row in rows:
@@ -145,7 +170,11 @@ def examples(recipe: RetrieverKLRecipe, rows: Sequence[Mapping[str, Any]]) -> li
             middle = n // 2
             entries = entries[:middle] + rng.sample(entries[middle:], n - middle)
         if n > len(entries):
-            others = [text for doc_id, text in rng.sample(pool, min(len(pool), 2 * n)) if doc_id not in row["doc_ids"]]
+            others = [
+                text
+                for doc_id, text in rng.sample(pool, min(len(pool), 2 * n))
+                if doc_id not in row["doc_ids"]
+            ]
             entries += [(text, row["scores"][-1]) for text in others[: n - len(entries)]]
         if len(entries) == n:
             texts, scores = zip(*entries, strict=True)
@@ -177,17 +206,23 @@ class RetrieverAlgorithm:
                     f"{run.path} was sampled without a dense or colbert retriever; set init_from to a model directory"
                 )
             if isinstance(settings, DenseSettings) and settings.query_model:
-                raise TrainingError("retriever.query_model: retriever-kl trains one model; set init_from")
+                raise TrainingError(
+                    "retriever.query_model: retriever-kl trains one model; set init_from"
+                )
             directory = find_model(getattr(settings, _KEYS[type(settings)]), "retriever")
         else:
             directory = find_model(recipe.init_from, "init_from")
         total = int(training_record(directory).get("total_steps", 0))
         return InitialPolicy(recipe.init_from, directory, model_digest(directory), total)
 
-    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[TrainingExample]:
+    def inputs(
+        self, recipe: Any, run: Run, environment: Environment | None
+    ) -> list[TrainingExample]:
         directory = self.find_initial(run, recipe).directory
         kind = ColbertSettings if is_multi_vector(directory) else DenseSettings
-        fitting = (one for one in _models_of(sampling_recipe_of(run).retriever) if isinstance(one, kind))
+        fitting = (
+            one for one in _models_of(sampling_recipe_of(run).retriever) if isinstance(one, kind)
+        )
         settings = next(fitting, None) or kind.model_validate({_KEYS[kind]: str(directory)})
         with Environment.open(run) as data:
             rows = list(retriever_rows(run, data, recipe.predictors, settings))
@@ -215,17 +250,28 @@ def make_trainer(job: TrainingJob, device: str) -> Any:
     recipe: Any = job.recipe
     name = "MultiVectorEncoder" if is_multi_vector(job.initial.directory) else "SentenceTransformer"
     model = open_model(name, job.initial.directory, device, "dense")
-    arguments = trainer_arguments(recipe, TrainerInputs(model, None, (), job.directory.path, device, recipe.max_steps))
+    arguments = trainer_arguments(
+        recipe, TrainerInputs(model, None, (), job.directory.path, device, recipe.max_steps)
+    )
     columns = _columns(job.inputs, recipe, model.tokenizer)
-    temperatures = {"student_temperature": recipe.temperature, "teacher_temperature": recipe.reward_temperature}
+    temperatures = {
+        "student_temperature": recipe.temperature,
+        "teacher_temperature": recipe.reward_temperature,
+    }
     if name == "SentenceTransformer":
         temperatures["student_temperature"] = recipe.temperature or 0.05
         loss = DistillKLDivLoss(model, library.util.pairwise_cos_sim, **temperatures)
     else:
         temperatures["student_temperature"] = recipe.temperature or 1.0
         loss = MultiVectorDistillKLDivLoss(model, **temperatures)
-        roles = {column: "query" if column == "query" else "document" for column in columns if column != "label"}
-        arguments["prompts"] = {column: model.prompts[role] for column, role in roles.items() if model.prompts[role]}
+        roles = {
+            column: "query" if column == "query" else "document"
+            for column in columns
+            if column != "label"
+        }
+        arguments["prompts"] = {
+            column: model.prompts[role] for column, role in roles.items() if model.prompts[role]
+        }
     kind = getattr(library, f"{name}Trainer")
     # The callback for sentence-transformers' model card computes embeddings; leret writes another card.
     kind = type(kind.__name__, (kind,), {"add_model_card_callback": lambda *_: None})
@@ -236,16 +282,23 @@ def make_trainer(job: TrainingJob, device: str) -> Any:
 def _columns(rows: Any, recipe: RetrieverKLRecipe, tokenizer: Any) -> dict[str, list[Any]]:
     """Return the columns that the losses of sentence-transformers take."""
     columns = {"query": [row.prompt[0]["content"] for row in rows]}
-    columns |= {f"document_{i}": [row.completions[i] for row in rows] for i in range(recipe.num_documents)}
+    columns |= {
+        f"document_{i}": [row.completions[i] for row in rows] for i in range(recipe.num_documents)
+    }
     if recipe.max_length is not None:
-        columns = {name: _shorten(tokenizer, texts, recipe.max_length) for name, texts in columns.items()}
+        columns = {
+            name: _shorten(tokenizer, texts, recipe.max_length) for name, texts in columns.items()
+        }
     return columns | {"label": [list(row.scores) for row in rows]}
 
 
 def _shorten(tokenizer: Any, texts: list[str], max_length: int) -> list[str]:
     """Shorten the texts, because a lower limit of the model would be saved with the model."""
     encoded = tokenizer(texts, truncation=True, max_length=max_length, return_offsets_mapping=True)
-    return [text[: max(end for _, end in ends)] for text, ends in zip(texts, encoded["offset_mapping"], strict=True)]
+    return [
+        text[: max(end for _, end in ends)]
+        for text, ends in zip(texts, encoded["offset_mapping"], strict=True)
+    ]
 
 
 def _models_of(settings: RetrieverSettings) -> Iterator[DenseSettings | ColbertSettings]:

@@ -24,14 +24,18 @@ class RLOORecipe(TRLKeys, TinkerKeys, WritingRecipe):
     not_in_trl: ClassVar[tuple[str, ...]] = (*TRLKeys.not_in_trl, "entropy_coef")
 
     algorithm: Literal["rloo"] = "rloo"
-    beta: float = Field(0.05, ge=0, description="weight of the KL penalty (summed over tokens) in the reward")
+    beta: float = Field(
+        0.05, ge=0, description="weight of the KL penalty (summed over tokens) in the reward"
+    )
     kl_estimator: Literal["k1", "k3"] = "k1"
 
     def trl_arguments(self) -> dict[str, Any]:
         return {}
 
 
-def advantages(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
+def advantages(
+    recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float
+) -> RolloutBatch:
     """Set a completion's advantages to its penalized reward minus the mean of the group's other penalized rewards."""
     from leret.training.online.advantages import Comparison, leave_one_out
     from leret.training.online.losses import KL
@@ -51,9 +55,13 @@ def loss(recipe: RLOORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
     from leret.training.online.update import penalized
 
     log_ratio = batch.log_ratio(now.logps).sum(1, keepdim=True)
-    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high)
+    losses, clipped = clipped_loss(
+        log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high
+    )
     policy = batch.sequence_mean(losses)
-    return penalized(policy, recipe, batch, now, beta, "dapo") | {"clipped": batch.token_mean(clipped)}
+    return penalized(policy, recipe, batch, now, beta, "dapo") | {
+        "clipped": batch.token_mean(clipped)
+    }
 
 
 def _describe(recipe: RLOORecipe) -> str:

@@ -12,7 +12,12 @@ from leret.config.training import ExampleRecipe, TinkerKeys
 from leret.core.errors import TrainingError
 from leret.core.types import Sample
 from leret.sampling.preferences.dataset import state_targets
-from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
+from leret.training.algorithms.base import (
+    StoredAlgorithm,
+    TrainerInputs,
+    completion_logps,
+    stored_trainer,
+)
 from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
 
 if TYPE_CHECKING:
@@ -25,13 +30,17 @@ class SFTRecipe(TinkerKeys, ExampleRecipe):
     """Supervised fine-tuning."""
 
     algorithm: Literal["sft"] = "sft"
-    engine: Literal["trl", "tinker"] = Field("trl", description="TRL's trainer, or a server of the Tinker API")
+    engine: Literal["trl", "tinker"] = Field(
+        "trl", description="TRL's trainer, or a server of the Tinker API"
+    )
     targets: Literal["best", "random", "answer", "document"] = Field(
         "best",
         description="a state's best sample, a random sample (as a control), the task's reference answer, or the start "
         "of its first gold document",
     )
-    field: str = Field("answer", description="with targets: answer or document, the predictor's only output field")
+    field: str = Field(
+        "answer", description="with targets: answer or document, the predictor's only output field"
+    )
     max_words: PositiveInt = Field(24, description="with targets: document, words from its text")
     require_spread: bool = Field(True, description="use only states whose samples differ in reward")
     max_targets: PositiveInt = Field(1, description="maximum completions per state")
@@ -48,7 +57,11 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
             return _references(recipe, samples)
         case chosen:
             how = (chosen, recipe.require_spread, recipe.max_targets, recipe.seed)
-    targets = [_target(group, target) for group in samples.groups() for target in state_targets(group, *how)]
+    targets = [
+        _target(group, target)
+        for group in samples.groups()
+        for target in state_targets(group, *how)
+    ]
     if not targets:
         raise TrainingError(
             "the run has no targets for SFT: no state has samples that differ in reward. Sample more questions, "
@@ -74,23 +87,36 @@ def _references(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
 
     kind = recipe.targets
     if not isinstance(samples, RunSamples):
-        raise TrainingError(f"targets: {kind} needs tasks, which only runs of `leret sample` have; set targets: best")
+        raise TrainingError(
+            f"targets: {kind} needs tasks, which only runs of `leret sample` have; set targets: best"
+        )
     run, environment = samples.run, Environment.open(samples.run)
     formatter, tasks = environment.formatter, environment.tasks(check=False)
     if kind == "answer":
         references = {task.id: task.answers[0] for task in tasks if task.answers}
     else:
         corpus = environment.corpus
-        known = {task.id: corpus[task.gold[0]].text for task in tasks if task.gold and task.gold[0] in corpus}
+        known = {
+            task.id: corpus[task.gold[0]].text
+            for task in tasks
+            if task.gold and task.gold[0] in corpus
+        }
         references = {id: " ".join(text.split()[: recipe.max_words]) for id, text in known.items()}
-    fields = {name: list(formatter.signature(name).output_fields) for name in environment.replay.predictors}
+    fields = {
+        name: list(formatter.signature(name).output_fields)
+        for name in environment.replay.predictors
+    }
     writers = {name for name in recipe.predictors or fields if fields.get(name) == [recipe.field]}
     with Store(run.store, read_only=True) as store:
         targets = [
             TrainingExample(
                 group.state.task_id,
                 plain(group.state.messages),
-                (formatter.completion(group.state.predictor, {recipe.field: references[group.state.task_id]}),),
+                (
+                    formatter.completion(
+                        group.state.predictor, {recipe.field: references[group.state.task_id]}
+                    ),
+                ),
             )
             for group in store.groups(run.manifest.policy_digest)
             if group.state.predictor in writers and group.state.task_id in references
@@ -106,7 +132,9 @@ def _references(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
     return targets
 
 
-def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
+def collate_targets(
+    rows: list[dict[str, Any]], pad: int, *, packed: bool = False
+) -> dict[str, Any]:
     """Return rows of `sft_rows` as one batch of tensors; ``packed`` requires a model prepared with `share_prompts`."""
     from leret.training.packing import collate
 
@@ -114,7 +142,9 @@ def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = Fals
     for mask, row in zip(batch["completion_mask"], rows, strict=True):
         if row["labels"][-1] == IGNORED:
             mask[mask.nonzero()[-1]] = 0
-    return batch | {"labels": batch["input_ids"].masked_fill(batch.pop("completion_mask") == 0, IGNORED)}
+    return batch | {
+        "labels": batch["input_ids"].masked_fill(batch.pop("completion_mask") == 0, IGNORED)
+    }
 
 
 def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
@@ -152,7 +182,11 @@ def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _describe(recipe: SFTRecipe) -> str:
-    what = "reference answers" if recipe.targets == "answer" else f"the {recipe.targets} completions of each state"
+    what = (
+        "reference answers"
+        if recipe.targets == "answer"
+        else f"the {recipe.targets} completions of each state"
+    )
     return f"supervised fine-tuning on {what}"
 
 

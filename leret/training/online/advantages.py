@@ -84,7 +84,9 @@ class Comparison:
         return values.new_zeros(int(rollouts.max()) + 1).index_add_(0, rollouts, values)[rollouts]
 
 
-def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:
+def group_relative(
+    rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]
+) -> Tensor:
     """Return rewards (n,) minus their group mean, divided by the standard deviation that ``scale`` names.
 
     Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; ``none`` (no divisor): Liu et al. 2025, arXiv 2503.20783.
@@ -105,7 +107,9 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     return centred(rewards, groups) * sizes / (sizes - 1).clamp(min=1)
 
 
-def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
+def lambda_returns(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
+) -> Tensor:
     """Return lambda-returns (n, width): ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
 
     Subtracting ``values`` gives generalized advantage estimates (Schulman et al. 2015, arXiv 1506.02438, eq. 16).
@@ -131,12 +135,16 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
     return (values - mean) * mask * torch.rsqrt(variance + 1e-8)
 
 
-def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
+def same_side_of_mean(
+    parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]
+) -> Tensor:
     """Return True for each completion (n,) whose reward parts (n, n_parts) are all on ``side`` of the group mean.
 
     ``either``: all above or all below. A part identical within the group, or NaN (inapplicable), counts as both.
     """
-    parts = parts.double()  # in float32, identical parts differ from their mean by more than `close`
+    parts = (
+        parts.double()
+    )  # in float32, identical parts differ from their mean by more than `close`
     known = (~parts.isnan()).to(parts)
     means = group_means(parts.nan_to_num(), groups) / group_means(known, groups)
     distance = (parts - means).nan_to_num()

@@ -60,7 +60,9 @@ class _Prompts:
         if name == ZERO_SHOT.name:
             return state.messages
         formatter = self._formatter()
-        return formatter.messages(formatter.need(state.predictor, state.inputs), self._bank(name), state.messages)
+        return formatter.messages(
+            formatter.need(state.predictor, state.inputs), self._bank(name), state.messages
+        )
 
     def _load_encoder(self, predictor: str) -> PromptEncoder:
         settings = self.settings(predictor)
@@ -90,9 +92,13 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
             if all(sample.logprobs is None for sample, _ in scored):
                 continue
             advantages = _advantages([reward for _, reward in scored])
-            prompt = prompts.ids(group.state, name, [sample.n_prompt_tokens for sample, _ in scored])
+            prompt = prompts.ids(
+                group.state, name, [sample.n_prompt_tokens for sample, _ in scored]
+            )
             for (sample, reward), advantage in zip(scored, advantages, strict=True):
-                if sample.token_ids is None or sample.logprobs is None:  # sampled without `sampling.token_ids`
+                if (
+                    sample.token_ids is None or sample.logprobs is None
+                ):  # sampled without `sampling.token_ids`
                     continue
                 n += 1
                 yield {
@@ -110,7 +116,9 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
                     "seed": sample.seed,
                 }
     if not n:
-        raise RunError(f"{run.store} has no token ids; sample into a new run with --set sampling.token_ids=true")
+        raise RunError(
+            f"{run.store} has no token ids; sample into a new run with --set sampling.token_ids=true"
+        )
 
 
 def _advantages(rewards: Sequence[float]) -> list[float]:
@@ -119,7 +127,9 @@ def _advantages(rewards: Sequence[float]) -> list[float]:
     from leret.training.online.advantages import group_relative
 
     one_group = torch.zeros(len(rewards), dtype=torch.int64)
-    return list(group_relative(torch.tensor(rewards, dtype=torch.float64), one_group, "group").tolist())
+    return list(
+        group_relative(torch.tensor(rewards, dtype=torch.float64), one_group, "group").tolist()
+    )
 
 
 def grpo_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -132,7 +142,9 @@ def grpo_rows(run: Run) -> Iterator[dict[str, Any]]:
             continue
         seen.add(state.id)
         if (task := tasks.get(state.task_id)) is None:
-            raise RunError(f"question {state.task_id} was sampled but is not in the run's data; fix data.questions")
+            raise RunError(
+                f"question {state.task_id} was sampled but is not in the run's data; fix data.questions"
+            )
         yield {
             "prompt": list(plain(state.messages)),
             "state": state.id,

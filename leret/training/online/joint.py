@@ -25,7 +25,10 @@ class JointLearner:
     """
 
     def __init__(
-        self, objectives: tuple[Callable[[Any, float], Method], Objective], job: TrainingJob, device: str
+        self,
+        objectives: tuple[Callable[[Any, float], Method], Objective],
+        job: TrainingJob,
+        device: str,
     ) -> None:
         assert job.environment is not None
         recipe: Any = job.recipe
@@ -63,7 +66,9 @@ class JointLearner:
         if picks.sequences and not self.picker.policy.fitted:
             self.picker.begin([choice for choice, _ in picks.sequences])
         elif picks.sequences:
-            figures = {"learning_rate": self.picker.learning_rate} | self.picker.learn(picks, number)
+            figures = {"learning_rate": self.picker.learning_rate} | self.picker.learn(
+                picks, number
+            )
             entry = {f"{PICKER}{name}": value for name, value in figures.items()}
         return entry | (self.writer.learn(texts, number) if texts.sequences else {})
 

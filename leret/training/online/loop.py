@@ -38,7 +38,10 @@ class RoundLoop(StepLoop):
     dropped = 0
 
     def __init__(
-        self, job: TrainingJob, learner: Callable[..., WriterLearner | PickLearner | JointLearner], device: str
+        self,
+        job: TrainingJob,
+        learner: Callable[..., WriterLearner | PickLearner | JointLearner],
+        device: str,
     ) -> None:
         assert job.run is not None
         assert job.environment is not None
@@ -46,13 +49,24 @@ class RoundLoop(StepLoop):
         self.recipe, self.tasks = recipe, cast(Sequence[Task], job.inputs)
         torch.manual_seed(recipe.seed)
         self.examples, self.size = 0, min(int(recipe.questions_per_round), len(self.tasks))
-        self._initial, self._device, self._directory = job.initial.digest, device, job.directory.path
-        super().__init__(self._directory, recipe.logging_steps, recipe.save_steps, recipe.n_rounds(len(self.tasks)))
+        self._initial, self._device, self._directory = (
+            job.initial.digest,
+            device,
+            job.directory.path,
+        )
+        super().__init__(
+            self._directory,
+            recipe.logging_steps,
+            recipe.save_steps,
+            recipe.n_rounds(len(self.tasks)),
+        )
         self.learner = learner(job, device)
         self.sampler: RoundSampler | None = None
         if is_main():
             paths = stored_paths(job.run) if recipe.states == "stored" else None
-            self.sampler = RoundSampler(recipe, job.environment, job.run, self.learner.actors[0].policy, paths)
+            self.sampler = RoundSampler(
+                recipe, job.environment, job.run, self.learner.actors[0].policy, paths
+            )
 
     @property
     def steps(self) -> int:
@@ -76,7 +90,9 @@ class RoundLoop(StepLoop):
         state = torch.load(checkpoint / _STATE, map_location=self._device, weights_only=True)
         self.learner.load_state(state, checkpoint)
         torch.set_rng_state(state["random"].cpu())
-        self.examples = max(self.examples, state["examples"])  # keeps the count when the best step is loaded
+        self.examples = max(
+            self.examples, state["examples"]
+        )  # keeps the count when the best step is loaded
 
     def save(self, directory: Path) -> tuple[str, str]:
         gather(None)  # wait until all processes have loaded the best step; publication removes it
@@ -100,9 +116,13 @@ class RoundLoop(StepLoop):
         sampler, actors = self.sampler, self.learner.actors
         for actor in actors:
             actor.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
-        sampler.policies = {name: actor.policy for actor in actors for name in actor.recipe.predictors or [""]}
+        sampler.policies = {
+            name: actor.policy for actor in actors for name in actor.recipe.predictors or [""]
+        }
         sampler.keys, sampler.temperature = self.learner.sampling_keys, actors[0].temperature
-        places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
+        places = round_of(
+            len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number
+        )
         is_last = number + 1 == self.state.max_steps
         return sampler.sample([self.tasks[place] for place in places], number, last=is_last)
 
@@ -110,5 +130,7 @@ class RoundLoop(StepLoop):
         path = self._directory / f"checkpoint-{self.state.global_step}"
         path.mkdir(parents=True, exist_ok=True)
         state = self.learner.state(path)
-        torch.save({**state, "random": torch.get_rng_state(), "examples": self.examples}, path / _STATE)
+        torch.save(
+            {**state, "random": torch.get_rng_state(), "examples": self.examples}, path / _STATE
+        )
         self.save_state(path)

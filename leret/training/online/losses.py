@@ -17,7 +17,9 @@ Level = Literal["token", "sequence"]
 LossType = Literal["sequence", "token", "dapo"]
 
 
-def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float | None = None) -> tuple[Tensor, Tensor]:
+def clipped_loss(
+    log_ratio: Tensor, advantages: Tensor, low: float, high: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the negative clipped surrogate, and a mask that is True where clipping takes effect.
 
     Args:
@@ -87,7 +89,9 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logps.exp() * logps.clamp(min=torch.finfo(logps.dtype).min)).sum(-1)
 
 
-def reduce_loss(losses: Tensor, mask: Tensor, kind: LossType, n_sequences: int, n_tokens: float) -> Tensor:
+def reduce_loss(
+    losses: Tensor, mask: Tensor, kind: LossType, n_sequences: int, n_tokens: float
+) -> Tensor:
     """Reduce a micro-batch's losses (n, width) to its share of the step's loss; shares add up to the step's loss.
 
     ``sequence`` averages over tokens and then over the step's ``n_sequences`` completions. ``token`` and ``dapo``
@@ -110,7 +114,9 @@ class KLController:
 
     coefficient: float
     target: float | None = None  # nats per completion; None: constant coefficient
-    horizon: float = 10_000  # completions until an error of 20 % or more changes the coefficient by about 20 %
+    horizon: float = (
+        10_000  # completions until an error of 20 % or more changes the coefficient by about 20 %
+    )
 
     def update(self, kl: float, n: int) -> None:
         """Adjust the weight after ``n`` completions with mean KL ``kl``."""

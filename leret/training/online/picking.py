@@ -56,14 +56,23 @@ class PickBatch:
 
     @classmethod
     def of(cls, sampled: Sampled) -> PickBatch:
-        choices = {int(group): one[0] for group, one in zip(sampled.groups, sampled.sequences, strict=True)}
-        places = {group: {one.id: i for i, one in enumerate(choice.candidates)} for group, choice in choices.items()}
+        choices = {
+            int(group): one[0] for group, one in zip(sampled.groups, sampled.sequences, strict=True)
+        }
+        places = {
+            group: {one.id: i for i, one in enumerate(choice.candidates)}
+            for group, choice in choices.items()
+        }
         groups = sampled.groups.tolist()
-        actions = [places[group][name] for group, (_, name) in zip(groups, sampled.sequences, strict=True)]
+        actions = [
+            places[group][name] for group, (_, name) in zip(groups, sampled.sequences, strict=True)
+        ]
         zeros = torch.zeros(len(actions))
         parts = step_rewards(sampled.rewards, sampled.walks, sampled.at_end)
         picks = sampled.groups, torch.tensor(actions), sampled.rewards, sampled.walks, parts
-        return cls([choices[i] for i in range(len(choices))], *picks, zeros, zeros, Comparison.of(sampled))
+        return cls(
+            [choices[i] for i in range(len(choices))], *picks, zeros, zeros, Comparison.of(sampled)
+        )
 
     def at(self, states: Tensor) -> PickBatch:
         """Return the picks of ``states``, which are indices of choices in ascending order."""
@@ -71,7 +80,9 @@ class PickBatch:
         names = ("actions", "rewards", "rollouts", "step_rewards", "targets", "old_logps")
         tables = {name: getattr(self, name)[rows] for name in names}
         index = torch.searchsorted(states, self.states[rows])
-        return replace(self, choices=[self.choices[i] for i in states.tolist()], states=index, **tables)
+        return replace(
+            self, choices=[self.choices[i] for i in states.tolist()], states=index, **tables
+        )
 
 
 class Method(Protocol):
@@ -85,7 +96,9 @@ class Method(Protocol):
         """Return temperature and top-k for round ``number``, where the learning rate is ``share`` times its peak."""
         ...
 
-    def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
+    def prepare(
+        self, picker: Picker, batch: PickBatch, share: float
+    ) -> tuple[PickBatch, dict[str, float]]:
         """Return the batch with its targets filled in, and metrics for the log."""
         ...
 
@@ -103,7 +116,9 @@ class LiveIndex:
     """
 
     def __init__(self, environment: Environment, directory: Path) -> None:
-        self._first = self._current = environment  # an environment opens its engine at the first search
+        self._first = self._current = (
+            environment  # an environment opens its engine at the first search
+        )
         self._directory = directory
         self.rankings: dict[tuple[str, int], Ranking] = {}
         environment.retriever = self  # for rounds and validation
@@ -114,7 +129,9 @@ class LiveIndex:
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         answers = self._current.engine.search(queries, k)
-        self.rankings |= {(query, k): ranking for query, ranking in zip(queries, answers, strict=True)}
+        self.rankings |= {
+            (query, k): ranking for query, ranking in zip(queries, answers, strict=True)
+        }
         return answers
 
     def encode(self, picker: Picker) -> float:
@@ -127,7 +144,9 @@ class LiveIndex:
             old = {query: ranking for (query, depth), ranking in rankings.items() if depth == k}
             for before, after in zip(old.values(), self.search(list(old), k), strict=True):
                 n_passages += len(before)
-                n_stale += len({passage.doc_id for passage in before} - {passage.doc_id for passage in after})
+                n_stale += len(
+                    {passage.doc_id for passage in before} - {passage.doc_id for passage in after}
+                )
         return n_stale / max(1, n_passages)
 
     def save(self, checkpoint: Path) -> None:
@@ -143,7 +162,10 @@ class LiveIndex:
     def _use(self, picker: Picker) -> None:
         """Search with the saved encoders, with the picker's settings for texts and similarity."""
         settings: Any = picker.settings
-        limits = [settings.max_length, *(encoder.max_seq_length for encoder in picker.model.children())]
+        limits = [
+            settings.max_length,
+            *(encoder.max_seq_length for encoder in picker.model.children()),
+        ]
         folder = self._directory / _ENCODERS
         keys = {
             "index": None, "model": str(folder / "action"), "query_model": str(folder / "state"),
@@ -151,7 +173,9 @@ class LiveIndex:
             "normalize": settings.similarity == "cosine", "max_length": min(filter(None, limits), default=None),
         }  # fmt: skip
         retriever = self._first.recipe.retriever.model_copy(update=keys)
-        self._current = Environment(self._first.recipe.model_copy(update={"retriever": retriever}), self._directory)
+        self._current = Environment(
+            self._first.recipe.model_copy(update={"retriever": retriever}), self._directory
+        )
         self._current.corpus = self._first.corpus
 
 
@@ -160,25 +184,37 @@ class PickLearner:
 
     sampling_keys: Mapping[str, Mapping[str, Any]] = {}
 
-    def __init__(self, method: Callable[[Any, float], Method], job: TrainingJob, device: str) -> None:
+    def __init__(
+        self, method: Callable[[Any, float], Method], job: TrainingJob, device: str
+    ) -> None:
         assert job.environment is not None
         recipe: Any = job.recipe
         sampled = sampled_picker(job.environment.recipe, recipe)
-        self.recipe, self.actors, self._n_steps, self._rounds = recipe, (self,), recipe.n_steps(len(job.inputs)), 0
+        self.recipe, self.actors, self._n_steps, self._rounds = (
+            recipe,
+            (self,),
+            recipe.n_steps(len(job.inputs)),
+            0,
+        )
         self.method = method(recipe, recipe.temperature or sampled.temperature)
         self._settings = sampled.model_copy(
-            update={"model": str(job.initial.directory)} | ({"device": device} if hasattr(sampled, "device") else {})
+            update={"model": str(job.initial.directory)}
+            | ({"device": device} if hasattr(sampled, "device") else {})
         )
         self._optimizer: Any = None
         self._schedule: Any = None
         self.policy = open_picker(self._settings)
         self._initial = self.policy.name
-        self._index = LiveIndex(job.environment, job.directory.path) if recipe.reindex_rounds else None
+        self._index = (
+            LiveIndex(job.environment, job.directory.path) if recipe.reindex_rounds else None
+        )
         self._next_round()
 
     @property
     def learning_rate(self) -> float:
-        return float(self.recipe.learning_rate if self._schedule is None else self._schedule.get_last_lr()[0])
+        return float(
+            self.recipe.learning_rate if self._schedule is None else self._schedule.get_last_lr()[0]
+        )
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
         recipe, batch = self.recipe, PickBatch.of(sampled)
@@ -187,10 +223,14 @@ class PickLearner:
         self.policy.model.eval()
         batch, entry = self.method.prepare(self.policy, batch, self._lr_fraction)
         first = torch.unique_consecutive(batch.states, return_inverse=True)[1]
-        rollouts = torch.zeros(len(batch.choices), dtype=torch.long).index_copy(0, first, batch.rollouts)
+        rollouts = torch.zeros(len(batch.choices), dtype=torch.long).index_copy(
+            0, first, batch.rollouts
+        )
         steps: list[dict[str, float]] = []
         for order in range(recipe.num_iterations):
-            for states in mini_batches(rollouts, recipe.num_mini_batches, recipe.seed, number, order):
+            for states in mini_batches(
+                rollouts, recipe.num_mini_batches, recipe.seed, number, order
+            ):
                 steps.append(self._step(batch.at(states)))
         self._rounds = number + 1
         self._next_round()
@@ -217,13 +257,17 @@ class PickLearner:
         return {
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
-            "reference": {} if self.method.reference is None else self.method.reference.model.state_dict(),
+            "reference": {}
+            if self.method.reference is None
+            else self.method.reference.model.state_dict(),
             "rounds": self._rounds,
         }
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
         self.policy.close()
-        self.policy = open_picker(self._settings.model_copy(update={"model": str(directory / _PICKER)}))
+        self.policy = open_picker(
+            self._settings.model_copy(update={"model": str(directory / _PICKER)})
+        )
         self.begin()
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
@@ -263,7 +307,10 @@ class PickLearner:
     def _step(self, batch: PickBatch) -> dict[str, float]:
         """Take one optimizer step on the mean loss over states."""
         n = len(batch.choices)
-        parts = (batch.at(states) for states in torch.arange(n).split(self.recipe.per_device_train_batch_size))
+        parts = (
+            batch.at(states)
+            for states in torch.arange(n).split(self.recipe.per_device_train_batch_size)
+        )
         losses = (self.method.losses(self.policy, part) for part in parts)
         means = ({name: value.sum() / n for name, value in terms.items()} for terms in losses)
         figures = take_step(self._optimizer, means, self.recipe)
@@ -275,7 +322,11 @@ class PickLearner:
 def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> Tensor:
     """Return Q-values (n_states, n_heads, width) on the CPU; padding is minus infinity."""
     rows = [values if twin else values[None] for values in picker.q(choices, twin)]
-    return pad_sequence([values.T for values in rows], batch_first=True, padding_value=-math.inf).transpose(1, 2).cpu()
+    return (
+        pad_sequence([values.T for values in rows], batch_first=True, padding_value=-math.inf)
+        .transpose(1, 2)
+        .cpu()
+    )
 
 
 def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:

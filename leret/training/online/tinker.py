@@ -44,10 +44,14 @@ class TinkerAdapter:
     ``policy`` samples from the current weights. Checkpoints are on the server; their paths are stored here.
     """
 
-    def __init__(self, sampled: PolicySettings, initial: InitialPolicy, recipe: Any, n_steps: int) -> None:
+    def __init__(
+        self, sampled: PolicySettings, initial: InitialPolicy, recipe: Any, n_steps: int
+    ) -> None:
         refuse_processes(recipe)
         settings: Any = sampled.in_process(str(initial.directory))
-        self.policy = TinkerPolicy(settings, lambda: self._call(self._client.save_weights_and_get_sampling_client))
+        self.policy = TinkerPolicy(
+            settings, lambda: self._call(self._client.save_weights_and_get_sampling_client)
+        )
         self._server, self._recipe = self.policy.connect(), recipe
         self._call = self._server.call
         rate = torch.optim.SGD([torch.zeros(1)], lr=recipe.learning_rate)
@@ -96,7 +100,10 @@ class TinkerAdapter:
         data = [_datum(types, *one, row) for one, row in zip(sequences, inputs, strict=True)]
 
         def completions(values: Sequence[Tensor]) -> list[Tensor]:
-            return [value[-len(completion) :] for value, (_, completion) in zip(values, sequences, strict=True)]
+            return [
+                value[-len(completion) :]
+                for value, (_, completion) in zip(values, sequences, strict=True)
+            ]
 
         with self._server.errors():
             if loss is None:
@@ -108,16 +115,23 @@ class TinkerAdapter:
             output, _ = [future.result(self._server.timeout_s) for future in futures]
         logps = completions([one["logprobs"].to_torch() for one in output.loss_fn_outputs])
         if not all(row.isfinite().all() for row in logps):
-            raise TrainingError(f"{self._server.url}: some log-probabilities are not finite; lower learning_rate")
+            raise TrainingError(
+                f"{self._server.url}: some log-probabilities are not finite; lower learning_rate"
+            )
         return {name: float(term) for name, term in terms(logps).items()}
 
     def initial_logps(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[Tensor]:
         """Return the log-probabilities of each completion's tokens under the initial weights."""
         ask, types = self._reference.compute_logprobs, self._server.types
         with self._server.errors():
-            futures = [ask(types.ModelInput.from_ints([*prompt, *completion])) for prompt, completion in sequences]
+            futures = [
+                ask(types.ModelInput.from_ints([*prompt, *completion]))
+                for prompt, completion in sequences
+            ]
             answers = [future.result(self._server.timeout_s) for future in futures]
-        return [torch.tensor(row[-len(ids) :]) for row, (_, ids) in zip(answers, sequences, strict=True)]
+        return [
+            torch.tensor(row[-len(ids) :]) for row, (_, ids) in zip(answers, sequences, strict=True)
+        ]
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
         self.policy.renew(digest("step", step))
@@ -139,13 +153,18 @@ class TinkerAdapter:
         self.schedule.load_state_dict(state["schedule"])
 
     def save(self, directory: Path) -> tuple[str, str]:
-        names = {"weights": self._client.save_state, "sampler_weights": self._client.save_weights_for_sampler}
+        names = {
+            "weights": self._client.save_state,
+            "sampler_weights": self._client.save_weights_for_sampler,
+        }
         paths = {name: self._call(save, "final").path for name, save in names.items()}
         base = self.policy.record["base_model"]
         directory.mkdir(parents=True, exist_ok=True)
         self.policy.tokenizer.save_pretrained(directory)
         GenerationConfig(eos_token_id=self.policy.ends).save_pretrained(directory)
-        write_atomically(directory / TINKER_RECORD, json.dumps({"base_model": base, **paths}, indent=1))
+        write_atomically(
+            directory / TINKER_RECORD, json.dumps({"base_model": base, **paths}, indent=1)
+        )
         return base, "tinker"
 
 
@@ -153,14 +172,20 @@ def _datum(types: Any, prompt: Ids, completion: Ids, inputs: Mapping[str, Tensor
     ids, before = [*prompt, *completion], torch.zeros(len(prompt) - 1)
     values = {name: torch.cat([before, value]) for name, value in inputs.items()}
     model_input = types.ModelInput.from_ints(ids[:-1])
-    return types.Datum(model_input=model_input, loss_fn_inputs={**values, "target_tokens": torch.tensor(ids[1:])})
+    return types.Datum(
+        model_input=model_input, loss_fn_inputs={**values, "target_tokens": torch.tensor(ids[1:])}
+    )
 
 
 def _loss_inputs(
     sequences: Sequence[tuple[Ids, Ids]], terms: Terms, at: Sequence[Tensor] | None
 ) -> list[dict[str, Tensor]]:
     """Return the inputs, per completion, of a loss of the API with the gradient of ``terms`` at ``at``."""
-    points = [torch.zeros(len(ids)) for _, ids in sequences] if at is None else [row.clone() for row in at]
+    points = (
+        [torch.zeros(len(ids)) for _, ids in sequences]
+        if at is None
+        else [row.clone() for row in at]
+    )
     loss = terms([row.requires_grad_() for row in points])["loss"]
     gains = [-gradient for gradient in torch.autograd.grad(loss, points)]
     if at is None:
@@ -190,16 +215,23 @@ class TinkerUpdate:
         """Return nothing: the log-probabilities before a step are the sampler's."""
         return {}
 
-    def step(self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None) -> dict[str, float]:
+    def step(
+        self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None
+    ) -> dict[str, float]:
         """Take one optimizer step; return leret's loss and its terms, from the server's log-probabilities."""
         recipe, counted = self._recipe, batch.counted(round_tokens, bool(beta))
         if counted is None or counted.old_logps is None:
             return {}
 
         def terms(logps: list[Tensor]) -> dict[str, Tensor]:
-            return self._objective.loss(recipe, counted, Forward(torch.empty(0), _table(logps, counted), None), beta)
+            return self._objective.loss(
+                recipe, counted, Forward(torch.empty(0), _table(logps, counted), None), beta
+            )
 
-        at = [row[: len(ids)] for row, (_, ids) in zip(counted.old_logps, counted.sequences, strict=True)]
+        at = [
+            row[: len(ids)]
+            for row, (_, ids) in zip(counted.old_logps, counted.sequences, strict=True)
+        ]
         if recipe.num_iterations * recipe.num_mini_batches == 1:
             return self._adapter.step(counted.sequences, terms, "importance_sampling", at)
         high = recipe.epsilon if recipe.epsilon_high is None else recipe.epsilon_high
@@ -221,7 +253,10 @@ class TinkerLearner(WriterLearner):
         assert job.environment is not None
         recipe: Any = job.recipe
         sampled = job.environment.recipe.policy_of(recipe.predictors)
-        self.temperature, top_p = recipe.temperature or sampled.temperature, recipe.top_p or sampled.top_p
+        self.temperature, top_p = (
+            recipe.temperature or sampled.temperature,
+            recipe.top_p or sampled.top_p,
+        )
         check_decoding("engine: tinker", self.temperature, top_p)
         self.recipe, self.objective, self.actors = recipe, objective, (self,)
         self.adapter = TinkerAdapter(sampled, job.initial, recipe, recipe.n_steps(len(job.inputs)))
@@ -263,7 +298,12 @@ class ExampleLoop(RoundLoop):
         if job.run is None:
             raise TrainingError("engine: tinker needs a run of `leret sample`; remove engine")
         recipe: Any = job.recipe
-        self.recipe, self.sampler, self._device, self._directory = recipe, None, "cpu", job.directory.path
+        self.recipe, self.sampler, self._device, self._directory = (
+            recipe,
+            None,
+            "cpu",
+            job.directory.path,
+        )
         sampled = PolicySettings.model_validate(sampled_settings(job.run, recipe.predictors))
         n = recipe.n_steps(len(job.inputs)) if job.max_steps is None else job.max_steps
         self.learner: Any = TinkerAdapter(sampled, job.initial, recipe, n)
@@ -271,7 +311,9 @@ class ExampleLoop(RoundLoop):
         self.tasks: Any = encode(policy.tokenizer, policy.ends, policy.encoder.n_positions)
         self.examples, self.dropped = len(self.tasks), len(job.inputs) - len(self.tasks)
         self._pair_terms, self._references = pair_terms, dict[int, Tensor]()
-        self.size = min(recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps, self.examples)
+        self.size = min(
+            recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps, self.examples
+        )
         StepLoop.__init__(self, self._directory, recipe.logging_steps, recipe.save_steps, n)
 
     def _round(self) -> dict[str, float]:
@@ -285,13 +327,20 @@ class ExampleLoop(RoundLoop):
         if self._pair_terms is None:
 
             def mean(logps: list[Tensor]) -> dict[str, Tensor]:
-                learnt = [logp if row.learns_end else logp[:-1] for logp, row in zip(logps, rows, strict=True)]
+                learnt = [
+                    logp if row.learns_end else logp[:-1]
+                    for logp, row in zip(logps, rows, strict=True)
+                ]
                 return {"loss": -torch.cat(learnt).mean()}
 
             return dict(self.learner.step(_sequences(rows), mean, "cross_entropy"))
         references = torch.stack(self._reference_logps(places), dim=1)
-        terms = partial(self._pair_terms, self.recipe, references=references, gains=[row.gain for row in rows])
-        return dict(self.learner.step(_sequences(rows), lambda logps: terms((logps[::2], logps[1::2]))))
+        terms = partial(
+            self._pair_terms, self.recipe, references=references, gains=[row.gain for row in rows]
+        )
+        return dict(
+            self.learner.step(_sequences(rows), lambda logps: terms((logps[::2], logps[1::2])))
+        )
 
     def _reference_logps(self, places: Sequence[int]) -> list[Tensor]:
         """Return the summed log-probabilities of pairs under the initial weights; they are computed once per pair."""

@@ -29,7 +29,12 @@ from leret.rollouts.rounds import Round, RoundSampler
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import Point
 from leret.sampling.store.store import stored_paths
-from leret.training.algorithms.base import TrainerInputs, TRLEngine, build_trainer, trainer_arguments
+from leret.training.algorithms.base import (
+    TrainerInputs,
+    TRLEngine,
+    build_trainer,
+    trainer_arguments,
+)
 from leret.training.data import plain
 from leret.training.job import TrainingJob
 from leret.training.model import load_for_training
@@ -52,7 +57,12 @@ class StoredStates(RoundSampler):
     __name__ = "reward"
 
     def __init__(
-        self, recipe: RoundRecipe, environment: Environment, run: Run, policy: LocalPolicy, tasks: Sequence[Task]
+        self,
+        recipe: RoundRecipe,
+        environment: Environment,
+        run: Run,
+        policy: LocalPolicy,
+        tasks: Sequence[Task],
     ) -> None:
         super().__init__(recipe, environment, run, policy, stored_paths(run))
         self._points: dict[str, tuple[Point, State]] = {}
@@ -69,21 +79,34 @@ class StoredStates(RoundSampler):
         self.policy.close()
 
     def __call__(
-        self, completions: Sequence[Any], state: Sequence[str], trainer_state: Any, log_metric: Any, **more: Any
+        self,
+        completions: Sequence[Any],
+        state: Sequence[str],
+        trainer_state: Any,
+        log_metric: Any,
+        **more: Any,
     ) -> list[float | None]:
         """Return the reward of each completion; None means that an outage prevented its scoring."""
         texts = [str(turns[0]["content"]) for turns in completions]
-        self.policy.renew(digest("trl", trainer_state.global_step))  # used with sampling.credit: final
+        self.policy.renew(
+            digest("trl", trainer_state.global_step)
+        )  # used with sampling.credit: final
         groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
         for _, samples in groups:
             self.stats.count(samples)
-        refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
+        refuse_failures(
+            self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0
+        )
         members = [member for _, samples in self._scored(groups) for member in samples]
         values = tensor([value for _, value in members])
-        for name, value in self._facts(groups, *self._parts([sample for sample, _ in members]), values).items():
+        for name, value in self._facts(
+            groups, *self._parts([sample for sample, _ in members]), values
+        ).items():
             log_metric(name, value)
         rewards = {sample.id: value for sample, value in members}
-        by_state = {one.id: iter([rewards.get(sample.id) for sample in samples]) for one, samples in groups}
+        by_state = {
+            one.id: iter([rewards.get(sample.id) for sample in samples]) for one, samples in groups
+        }
         return [next(by_state[name]) for name in state]
 
     async def _collect_states(self, tasks: Sequence[Task]) -> None:
@@ -118,9 +141,13 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
     recipe: Any = job.recipe
     environment, initial, tasks = job.environment, job.initial, cast(Sequence[Task], job.inputs)
     if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
-        raise TrainingError(f"engine: trl cannot use adapter {initial.directory} as the reference; merge the adapter")
+        raise TrainingError(
+            f"engine: trl cannot use adapter {initial.directory} as the reference; merge the adapter"
+        )
     model, tokenizer = load_for_training(initial, recipe.lora, recipe.dtype)
-    inputs = TrainerInputs(model, tokenizer, (), job.directory.path, device, recipe.n_steps(len(tasks)))
+    inputs = TrainerInputs(
+        model, tokenizer, (), job.directory.path, device, recipe.n_steps(len(tasks))
+    )
     states = StoredStates(recipe, environment, job.run, _live(job, model, tokenizer), tasks)
     with closing(states):
         name = recipe.algorithm.upper()
@@ -130,17 +157,25 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
             raise TrainingError(f"engine: TRL rejects the recipe: {error}") from error
         rows = states.rows
         if reads_clock(tokenizer):
-            raise TrainingError("engine: TRL's prompts have today's date instead of the run's; remove engine: trl")
+            raise TrainingError(
+                "engine: TRL's prompts have today's date instead of the run's; remove engine: trl"
+            )
         if any("tools" in prompt[0] for prompt in rows["prompt"]):
-            raise TrainingError("engine: TRL does not get the tools of native tool calls; remove engine: trl")
+            raise TrainingError(
+                "engine: TRL does not get the tools of native tool calls; remove engine: trl"
+            )
         if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
             raise TrainingError(
                 f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} per state, needs "
                 f"more states than the {len(rows['state'])} in the run; lower per_device_train_batch_size or sample "
                 "more states"
             )
-        trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
-        states.policy = _live(job, trainer.model, tokenizer)  # the trainer moved the model to its device
+        trainer = build_trainer(
+            getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states
+        )
+        states.policy = _live(
+            job, trainer.model, tokenizer
+        )  # the trainer moved the model to its device
         yield TRLEngine(trainer, tokenizer, job, len(rows["state"]))
         trainer.accelerator.wait_for_everyone()
 

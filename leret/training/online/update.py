@@ -75,13 +75,18 @@ class RolloutBatch:
 
     @classmethod
     def of(
-        cls, sequences: Sequence[tuple[Ids, Ids]], groups: Tensor, logps: Sequence[Sequence[float]] = ()
+        cls,
+        sequences: Sequence[tuple[Ids, Ids]],
+        groups: Tensor,
+        logps: Sequence[Sequence[float]] = (),
     ) -> RolloutBatch:
         """Return a batch whose advantages are 0 and whose tensors are on the device of ``groups``.
 
         ``logps`` holds the sampler's log-probabilities of each completion, which may lack the last tokens.
         """
-        lengths = torch.tensor([len(completion) for _, completion in sequences], device=groups.device)
+        lengths = torch.tensor(
+            [len(completion) for _, completion in sequences], device=groups.device
+        )
         mask = (torch.arange(int(lengths.max()), device=groups.device) < lengths[:, None]).float()
         batch = cls(list(sequences), groups, mask, torch.zeros_like(mask))
         if not any(logps):
@@ -94,8 +99,20 @@ class RolloutBatch:
     def rows(self, index: Tensor) -> RolloutBatch:
         """Return the completions at ``index``, truncated to the width of the longest completion."""
         width = int(self.mask[index].sum(1).max())
-        names = ("mask", "advantages", "old_logps", "reference", "values", "returns", "sampler_logps")
-        tables = {name: table[index, :width] for name in names if (table := getattr(self, name)) is not None}
+        names = (
+            "mask",
+            "advantages",
+            "old_logps",
+            "reference",
+            "values",
+            "returns",
+            "sampler_logps",
+        )
+        tables = {
+            name: table[index, :width]
+            for name in names
+            if (table := getattr(self, name)) is not None
+        }
         sequences = [self.sequences[i] for i in index.tolist()]
         return replace(self, sequences=sequences, groups=self.groups[index], **tables)
 
@@ -110,7 +127,9 @@ class RolloutBatch:
             return None
         batch = self if has_other_terms else self.rows(learnt)
         shares = n_tokens if round_tokens is None else round_tokens
-        return replace(batch, counts=StepCounts(n_sequences, n_tokens, shares, float(batch.mask.sum())))
+        return replace(
+            batch, counts=StepCounts(n_sequences, n_tokens, shares, float(batch.mask.sum()))
+        )
 
     def sampler_difference(self, logps: Tensor) -> Tensor:
         """Return log-probabilities at temperature 1 minus the sampler's, (n, width); 0 where the sampler sent none."""
@@ -146,7 +165,9 @@ class Forward:
     logits: Tensor  # (n, width, n_vocabulary) at the sampling temperature
     logps: Tensor
     values: Tensor | None  # at the state before each token; None without a value head
-    raw_logps: Tensor | None = None  # at temperature 1, without gradient; None if the batch has no sampler_logps
+    raw_logps: Tensor | None = (
+        None  # at temperature 1, without gradient; None if the batch has no sampler_logps
+    )
 
 
 def penalized(
@@ -171,7 +192,9 @@ def penalized(
     return {"loss": loss, **terms}
 
 
-def load_trainable(initial: InitialPolicy, lora: LoraSettings | None, dtype: str, device: str) -> tuple[Any, Any]:
+def load_trainable(
+    initial: InitialPolicy, lora: LoraSettings | None, dtype: str, device: str
+) -> tuple[Any, Any]:
     """Return the policy on ``device``, with a new adapter if ``lora`` is set, and its tokenizer."""
     model, tokenizer = load_for_training(initial, lora, dtype)
     if (adapter := new_adapter(lora, model)) is not None:
@@ -226,12 +249,16 @@ class Update:
         self.device = next(model.parameters()).device
         inner = model.get_base_model() if hasattr(model, "peft_config") else model
         copies = [] if reference is None or reference.copy is None else [reference.copy]
-        self._packed = self.device.type == "cpu" and False not in [share_prompts(one) for one in (model, *copies)]
+        self._packed = self.device.type == "cpu" and False not in [
+            share_prompts(one) for one in (model, *copies)
+        ]
         self.value_head: torch.nn.Linear | None = None
         self._hidden: Tensor | None = None
         self._mismatch: list[tuple[Tensor, Tensor]] = []
         if objective.has_values:
-            size = inner.get_output_embeddings().weight.shape[1]  # differs from hidden_size in OPT-350m
+            size = inner.get_output_embeddings().weight.shape[
+                1
+            ]  # differs from hidden_size in OPT-350m
             self.value_head = torch.nn.Linear(size, 1, device=self.device)
             torch.nn.init.zeros_(self.value_head.weight)
             torch.nn.init.zeros_(self.value_head.bias)
@@ -240,12 +267,20 @@ class Update:
 
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return trainable parameters by name, including the value head."""
-        weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
-        head = {} if self.value_head is None else dict(self.value_head.named_parameters(prefix="value_head"))
+        weights = {
+            name: weight for name, weight in self.model.named_parameters() if weight.requires_grad
+        }
+        head = (
+            {}
+            if self.value_head is None
+            else dict(self.value_head.named_parameters(prefix="value_head"))
+        )
         return weights | head
 
     @torch.no_grad()
-    def evaluate(self, batch: RolloutBatch, *, reference: bool = False) -> tuple[Tensor, Tensor | None]:
+    def evaluate(
+        self, batch: RolloutBatch, *, reference: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Return each token's log-probability, and the value of the state before it (None without a value head)."""
         self.model.eval()
         logps, values = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
@@ -262,7 +297,9 @@ class Update:
         add_up([logps, values])
         return logps, None if self.value_head is None else values
 
-    def step(self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None) -> dict[str, float]:
+    def step(
+        self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None
+    ) -> dict[str, float]:
         """Take one optimizer step, with ``beta`` as the weight of the KL penalty in the loss.
 
         ``round_tokens`` is the round's token count divided by its number of steps; None means the batch's token count.
@@ -272,8 +309,14 @@ class Update:
         Raises:
             TrainingError: the loss or the gradient norm is not finite.
         """
-        counted = batch.counted(round_tokens, bool(beta or self.recipe.entropy_coef or self.value_head is not None))
-        return {} if counted is None else take_step(self.optimizer, self._terms(counted, beta), self.recipe)
+        counted = batch.counted(
+            round_tokens, bool(beta or self.recipe.entropy_coef or self.value_head is not None)
+        )
+        return (
+            {}
+            if counted is None
+            else take_step(self.optimizer, self._terms(counted, beta), self.recipe)
+        )
 
     def _terms(self, batch: RolloutBatch, beta: float) -> Iterator[dict[str, Tensor]]:
         for index in self._micro_batches(batch):
@@ -319,14 +362,20 @@ class Update:
                 return self._forward(initial, batch)
         from accelerate.utils import send_to_device
 
-        inputs = send_to_device(collate(batch.sequences, self._pad, packed=self._packed), self.device)
+        inputs = send_to_device(
+            collate(batch.sequences, self._pad, packed=self._packed), self.device
+        )
         del inputs["completion_mask"]
         starts = [0 if self._packed else len(prompt) - 1 for prompt, _ in batch.sequences]
         width = batch.mask.shape[1]
-        places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(
+            width, device=self.device
+        )
         places = places.clamp(max=inputs["input_ids"].shape[1] - 2)
         rows = torch.arange(len(starts), device=self.device)[:, None]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"):
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"
+        ):
             logits = model(**inputs, use_cache=False).logits[rows, places].float()
         ids = inputs["input_ids"][rows, places + 1, None]
         raw = None
@@ -338,11 +387,15 @@ class Update:
         if self.value_head is not None and self._hidden is not None:
             values = self.value_head(self._hidden[rows, places].float())[..., 0]
         self._hidden = None
-        return Forward(logits, logps * batch.mask, None if values is None else values * batch.mask, raw)
+        return Forward(
+            logits, logps * batch.mask, None if values is None else values * batch.mask, raw
+        )
 
     def _micro_batches(self, batch: RolloutBatch) -> Sequence[Tensor]:
         """Return the indices of each micro-batch of this process."""
-        mine = torch.tensor(share(len(batch.sequences)), dtype=torch.long, device=batch.groups.device)
+        mine = torch.tensor(
+            share(len(batch.sequences)), dtype=torch.long, device=batch.groups.device
+        )
         return mine.split(self.recipe.per_device_train_batch_size) if len(mine) else ()
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
@@ -374,7 +427,9 @@ def take_step(
     add_up_gradients(weights)
     norm = float(torch.nn.utils.clip_grad_norm_(weights, recipe.max_grad_norm))
     if not math.isfinite(sums["loss"] + norm):
-        raise TrainingError(f"the loss is {sums['loss']} and the gradient norm is {norm}; lower learning_rate")
+        raise TrainingError(
+            f"the loss is {sums['loss']} and the gradient norm is {norm}; lower learning_rate"
+        )
     optimizer.step()
     return {**sums, "grad_norm": norm}
 
@@ -396,7 +451,16 @@ def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int)
     """Return a learning rate schedule over ``n`` steps; with ``min_lr_rate``, it ends at this share of the peak."""
     from transformers import get_scheduler
 
-    warmup, floor = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n), getattr(recipe, "min_lr_rate", 0.0)
+    warmup, floor = (
+        recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n),
+        getattr(recipe, "min_lr_rate", 0.0),
+    )
     name = f"{recipe.lr_scheduler_type}_with_min_lr" if floor else recipe.lr_scheduler_type
     more = {"min_lr_rate": floor} if floor else None
-    return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=n, scheduler_specific_kwargs=more)
+    return get_scheduler(
+        name,
+        optimizer,
+        num_warmup_steps=warmup,
+        num_training_steps=n,
+        scheduler_specific_kwargs=more,
+    )

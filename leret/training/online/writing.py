@@ -26,10 +26,22 @@ from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
 from leret.training.model import library_of, save_policy
-from leret.training.online.advantages import Comparison, group_statistics, mini_batches, same_side_of_mean
+from leret.training.online.advantages import (
+    Comparison,
+    group_statistics,
+    mini_batches,
+    same_side_of_mean,
+)
 from leret.training.online.base import Objective
 from leret.training.online.losses import KL, KLController, importance_weights
-from leret.training.online.update import LOGGED, Reference, RolloutBatch, Update, load_trainable, make_schedule
+from leret.training.online.update import (
+    LOGGED,
+    Reference,
+    RolloutBatch,
+    Update,
+    load_trainable,
+    make_schedule,
+)
 from leret.training.validation import Validation
 
 
@@ -41,7 +53,12 @@ class WriterLearner:
     def __init__(self, objective: Objective, job: TrainingJob, device: str) -> None:
         assert job.environment is not None
         recipe: Any = job.recipe
-        self.recipe, self.objective, self.actors, self._initial = recipe, objective, (self,), job.initial
+        self.recipe, self.objective, self.actors, self._initial = (
+            recipe,
+            objective,
+            (self,),
+            job.initial,
+        )
         self.model, self.tokenizer = load_trainable(job.initial, recipe.lora, recipe.dtype, device)
         reference = Reference(self.model, job.initial, recipe.lora) if recipe.beta else None
         sampled = job.environment.recipe.policy_of(recipe.predictors)
@@ -54,15 +71,23 @@ class WriterLearner:
             temperature=self.temperature, reference=reference,
         )  # fmt: skip
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
-        self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(len(job.inputs)))
+        self._schedule = make_schedule(
+            recipe, self.update.optimizer, recipe.n_steps(len(job.inputs))
+        )
 
-    def _live_policy(self, sampled: PolicySettings, environment: Environment) -> LocalPolicy | ServedPolicy:
+    def _live_policy(
+        self, sampled: PolicySettings, environment: Environment
+    ) -> LocalPolicy | ServedPolicy:
         identity = {"name": self.recipe.policy_name, "digest": self._initial.digest}
         if not self.recipe.served:
             thinking = getattr(sampled, "enable_thinking", None)
-            return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **identity)
+            return LocalPolicy.over(
+                self.model, self.tokenizer, enable_thinking=thinking, **identity
+            )
         if not isinstance(sampled, OpenAIPolicySettings):
-            raise TrainingError(f"served: needs a run with policy kind openai, not {sampled.kind}; remove served")
+            raise TrainingError(
+                f"served: needs a run with policy kind openai, not {sampled.kind}; remove served"
+            )
         if sampled.grammar:
             raise TrainingError(
                 f"served: policy.extra_body has {', '.join(sampled.grammar)}: the server samples from the distribution "
@@ -85,14 +110,20 @@ class WriterLearner:
         batch = self._weighted(self.objective.advantages(recipe, sampled, batch, beta))
         if recipe.keep_rollouts is not None:
             parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
-            chosen = Comparison.of(sampled).apply(same_side_of_mean, parts, recipe.keep_rollouts).to(update.device)
+            chosen = (
+                Comparison.of(sampled)
+                .apply(same_side_of_mean, parts, recipe.keep_rollouts)
+                .to(update.device)
+            )
             if not chosen.any():
                 return self._entry(sampled, batch, beta, ())
             batch = batch.rows(chosen.nonzero()[:, 0])
         round_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
         figures: list[dict[str, float]] = []
         for order in range(recipe.num_iterations):
-            for index in mini_batches(batch.groups, recipe.num_mini_batches, recipe.seed, number, order):
+            for index in mini_batches(
+                batch.groups, recipe.num_mini_batches, recipe.seed, number, order
+            ):
                 if step := update.step(batch.rows(index), 0.0 if in_reward else beta, round_tokens):
                     figures.append(step)
                     self._schedule.step()
@@ -101,8 +132,13 @@ class WriterLearner:
     def _batch(self, sampled: Sampled) -> RolloutBatch:
         """Return a round's completions, with log-probabilities and values before the update where they are needed."""
         recipe, objective = self.recipe, self.objective
-        batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(self.update.device), sampled.logps)
-        several = recipe.num_iterations * recipe.num_mini_batches > 1 or recipe.importance_clip is not None
+        batch = RolloutBatch.of(
+            sampled.sequences, sampled.groups.to(self.update.device), sampled.logps
+        )
+        several = (
+            recipe.num_iterations * recipe.num_mini_batches > 1
+            or recipe.importance_clip is not None
+        )
         if several or objective.penalty == "reward" or objective.has_values:
             logps, values = self.update.evaluate(batch)
             batch = replace(batch, old_logps=logps, values=values)
@@ -123,17 +159,28 @@ class WriterLearner:
         return replace(batch, advantages=batch.advantages * weights)
 
     def _entry(
-        self, sampled: Sampled, batch: RolloutBatch, beta: float, figures: Sequence[Mapping[str, float]]
+        self,
+        sampled: Sampled,
+        batch: RolloutBatch,
+        beta: float,
+        figures: Sequence[Mapping[str, float]],
     ) -> dict[str, float]:
         """Return a round's log entry, and adjust the weight of the KL penalty."""
-        entry = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards)) | self.update.mismatch()
+        entry = (
+            group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
+            | self.update.mismatch()
+        )
         for name in figures[0] if figures else ():
             entry[LOGGED[name]] = sum(step[name] for step in figures) / len(figures)
         kl, length = 0.0, float(batch.mask.sum(1).mean())
         if batch.reference is not None:
             entry["kl_coef"] = beta
             if batch.old_logps is not None:
-                kl = float((KL[self.recipe.kl_estimator](batch.old_logps, batch.reference) * batch.mask).sum(1).mean())
+                kl = float(
+                    (KL[self.recipe.kl_estimator](batch.old_logps, batch.reference) * batch.mask)
+                    .sum(1)
+                    .mean()
+                )
                 entry["kl"] = kl / length
             kl = entry.get("kl", 0.0) * length
             self.kl.update(kl, len(sampled.rewards))
@@ -149,7 +196,9 @@ class WriterLearner:
 
     def state(self, directory: Path) -> dict[str, Any]:
         return {
-            "weights": {name: weight.detach() for name, weight in self.update.trainable_parameters().items()},
+            "weights": {
+                name: weight.detach() for name, weight in self.update.trainable_parameters().items()
+            },
             "optimizer": self.update.optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "kl_coef": self.kl.coefficient,
@@ -192,11 +241,20 @@ class ServedPolicy:
     """
 
     def __init__(
-        self, settings: OpenAIPolicySettings, model: Any, tokenizer: Any, directory: Path, *, name: str, digest: str
+        self,
+        settings: OpenAIPolicySettings,
+        model: Any,
+        tokenizer: Any,
+        directory: Path,
+        *,
+        name: str,
+        digest: str,
     ) -> None:
         self.name, self.digest = name, digest
         self._model, self._tokenizer, self._directory = model, tokenizer, directory
-        self._settings = settings.model_copy(update={"logprobs": True})  # makes servers send token ids too
+        self._settings = settings.model_copy(
+            update={"logprobs": True}
+        )  # makes servers send token ids too
         self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
         self._ends = stop_ids(model)
         self._end = end_token(tokenizer, self._ends)
@@ -219,11 +277,15 @@ class ServedPolicy:
     def close(self) -> None:
         """Do nothing: no connection stays open between rounds."""
 
-    async def _complete(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
+    async def _complete(
+        self, requests: Sequence[Request]
+    ) -> list[list[Completion] | BaseException]:
         async with aclosing(OpenAIPolicy(self._settings)) as policy:
             answers = await asyncio.gather(*map(policy.complete, requests), return_exceptions=True)
         return [
-            answer if isinstance(answer, BaseException) else [self._with_ids(one, request) for one in answer]
+            answer
+            if isinstance(answer, BaseException)
+            else [self._with_ids(one, request) for one in answer]
             for request, answer in zip(requests, answers, strict=True)
         ]
 
@@ -235,7 +297,10 @@ class ServedPolicy:
                 f"{self._settings.urls[0]} counts {completion.n_prompt_tokens} prompt tokens where leret counts {n}; "
                 "serve the model with the tokenizer and chat template of the policy in training"
             )
-        ids = completion.token_ids or self._tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+        ids = (
+            completion.token_ids
+            or self._tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+        )
         if len(ids) > prompt.room:
             raise TrainingError(
                 f"{self._settings.urls[0]} sent a completion of {len(ids)} tokens, but the model has room for "
@@ -247,7 +312,9 @@ class ServedPolicy:
             self._check_ids(completion, completion.token_ids)
         if completion.finish_reason == "stop" and (not ids or ids[-1] not in self._ends):
             ids = [*ids, self._end]
-        logprobs = completion.logprobs if completion.token_ids else None  # other tokens than the server's
+        logprobs = (
+            completion.logprobs if completion.token_ids else None
+        )  # other tokens than the server's
         return replace(completion, token_ids=tuple(ids), logprobs=logprobs)
 
     def _as_written(self, completion: Completion) -> Completion:
@@ -261,12 +328,21 @@ class ServedPolicy:
                 "tokens; use a server with return_token_ids, such as vLLM"
             )
         text = self._encoder.to_text(completion.token_ids, special=True)
-        return replace(completion, text=text) if self._encoder.read_calls(text, ())[1] == calls else completion
+        return (
+            replace(completion, text=text)
+            if self._encoder.read_calls(text, ())[1] == calls
+            else completion
+        )
 
     def _check_ids(self, completion: Completion, ids: Sequence[int]) -> None:
         """Raise `TrainingError` if the token ids do not match the completion's text."""
-        size, n_logprobs = self._model.get_input_embeddings().num_embeddings, len(completion.logprobs or ids)
-        fault: str | None = f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
+        size, n_logprobs = (
+            self._model.get_input_embeddings().num_embeddings,
+            len(completion.logprobs or ids),
+        )
+        fault: str | None = (
+            f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
+        )
         if len(ids) == n_logprobs:
             fault = self._encoder.fault_of(ids, completion.text, size)
         if fault is None:
