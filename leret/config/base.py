@@ -42,9 +42,8 @@ class KindSettings(Settings):
         "kind"  # key that selects the kind; each subclass annotates it with a Literal
     )
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
-    table: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # by kind: an entry with the class in ``settings``; set by its module
+    # By kind: an object with the settings class in ``settings``; set by the table's module.
+    table: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
@@ -52,11 +51,13 @@ class KindSettings(Settings):
         if not cls.model_fields[cls.tag].is_required():
             return (cls,)
         if cls.table:
-            return tuple(
-                entry.settings for entry in cls.table.values() if issubclass(entry.settings, cls)
-            )
-        kinds = (kind for subclass in cls.__subclasses__() for kind in subclass.kinds())
-        return tuple({kind.model_fields[cls.tag].default: kind for kind in kinds}.values())
+            classes = [kind.settings for kind in cls.table.values()]
+            return tuple(settings for settings in classes if issubclass(settings, cls))
+        by_name: dict[str, type[Self]] = {}
+        for subclass in cls.__subclasses__():
+            for kind in subclass.kinds():
+                by_name[kind.model_fields[cls.tag].default] = kind
+        return tuple(by_name.values())
 
     @model_validator(mode="wrap")
     @classmethod

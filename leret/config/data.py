@@ -67,14 +67,13 @@ class DataSettings(KindSettings):
     def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if cls is not DataSettings or not isinstance(values, Mapping):
             return handler(values)
-        kinds = {
-            name: kind
-            for kind in cls.kinds()
-            for name in get_args(kind.model_fields["kind"].annotation)
-        }
-        settings: type[Any] = kinds.get(str(values.get("kind", cls.default_kind)), FileSettings)
-        kind: Self = settings.model_validate(values)
-        return kind
+        kinds: dict[str, type[Any]] = {}
+        for kind in cls.kinds():
+            for name in get_args(kind.model_fields["kind"].annotation):
+                kinds[name] = kind
+        settings = kinds.get(str(values.get("kind", cls.default_kind)), FileSettings)
+        section: Self = settings.model_validate(values)
+        return section
 
 
 class _Files(DataSettings):

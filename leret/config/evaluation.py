@@ -116,22 +116,24 @@ class EvalRecipe(Settings):
     def _with_settings(cls, measures: Any) -> Any:
         # [f1, {similarity: {model: NAME}}] or {f1: null, similarity: {...}}; a measure with settings is one reward part
         listed = [measures] if isinstance(measures, dict) else measures
+        if not isinstance(listed, list | tuple):
+            return measures
         sections: list[Any] = []
-        for one in listed if isinstance(listed, list | tuple) else ():
-            if (
-                isinstance(one, dict) and "parts" not in one
-            ):  # else a name, or a section that `model_dump` wrote
-                sections += [
-                    name if part is None else {"parts": {name: part}} for name, part in one.items()
-                ]
-            else:
-                sections.append(one)
+        for measure in listed:
+            is_name_or_dumped = not isinstance(measure, dict) or "parts" in measure
+            if is_name_or_dumped:
+                sections.append(measure)
+                continue
+            for name, part in measure.items():
+                sections.append(name if part is None else {"parts": {name: part}})
         return sections or measures
 
     @model_validator(mode="after")
     def _without_weights(self) -> Self:
         for section in self.measures:
-            for name, part in {} if isinstance(section, str) else section.parts.items():
+            if isinstance(section, str):
+                continue
+            for name, part in section.parts.items():
                 if part.weight != 1 or part.factor:
                     raise ValueError(
                         f"measures: {name} has weight or factor, which only rewards have; remove it"
@@ -141,9 +143,11 @@ class EvalRecipe(Settings):
     @property
     def specs(self) -> dict[str, str | RewardSettings]:
         """Measures by name."""
-        return {
-            one if isinstance(one, str) else next(iter(one.parts)): one for one in self.measures
-        }
+        specs: dict[str, str | RewardSettings] = {}
+        for measure in self.measures:
+            name = measure if isinstance(measure, str) else next(iter(measure.parts))
+            specs[name] = measure
+        return specs
 
     @property
     def evaluation_name(self) -> str | None:

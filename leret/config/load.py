@@ -148,26 +148,21 @@ def load_all(
                 )
             except ConfigError as error:
                 problems += error.problems
-    unmatched = (
-        [override for override in overrides if override not in matched]
-        if recipes or matched
-        else []
-    )
-    known = {key for stage in _FOLDERS for key in _keys((stage, *models_in(stage)))}
-    for override in unmatched:
-        first = (
-            override.removeprefix("train.")
-            .removeprefix("eval.")
-            .partition("=")[0]
-            .partition(".")[0]
-            .strip()
-        )
-        problems.append(
-            f"--set {override}: no recipe has key {first!r}{nearest(first, known - {first})}; fix it"
-        )
+    if recipes or matched:
+        problems += [_unmatched(override) for override in overrides if override not in matched]
     if problems:
         raise ConfigError(problems)
     return recipes
+
+
+def _unmatched(override: str) -> str:
+    """Return the message for an override whose key no recipe has."""
+    name = override.removeprefix("train.").removeprefix("eval.").partition("=")[0]
+    first = name.partition(".")[0].strip()
+    keys: set[str] = set()
+    for stage in _FOLDERS:
+        keys |= _keys((stage, *models_in(stage)))
+    return f"--set {override}: no recipe has key {first!r}{nearest(first, keys - {first})}; fix it"
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
@@ -175,16 +170,17 @@ def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
     first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
     if first not in _keys(sections(stage, (), value)):
         return False
-    inner = (
-        _keys(sections(stage, ("data",), value))
-        if first == "data" and stage is not SamplingRecipe
-        else set()
-    )
-    return not rest or not inner or rest[0] in inner
+    if not rest or first != "data" or stage is SamplingRecipe:
+        return True
+    inner = _keys(sections(stage, ("data",), value))
+    return not inner or rest[0] in inner
 
 
 def _keys(models: Iterable[Any]) -> set[str]:
-    return {key for model in models for key in model.model_fields}
+    keys: set[str] = set()
+    for model in models:
+        keys |= set(model.model_fields)
+    return keys
 
 
 def stage_of(value: Mapping[str, Any]) -> Any:
@@ -208,19 +204,19 @@ def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
         inner = [(TrainingRecipe, ("train", i), training) for i, training in enumerate(trainings)]
     if "eval" in placed.value:
         inner.append((EvalRecipe, ("eval",), placed.value["eval"]))
-    whole = Placed(sampling, placed.places, placed.problems)
+    whole = Placed(sampling, placed.locations, placed.problems)
     parts: list[tuple[Any, Placed]] = [(SamplingRecipe, whole)] if sampling else []
     for stage, key, value in inner:
         if not isinstance(value, dict):
             raise ConfigError(
                 f"{placed.label(key)}: {value!r} is not a recipe; write `key: value` lines"
             )
-        places = {
-            other[len(key) :]: place
-            for other, place in placed.places.items()
-            if other[: len(key)] == key
+        inside = {
+            path[len(key) :]: place
+            for path, place in placed.locations.items()
+            if path[: len(key)] == key
         }
-        parts.append((stage, Placed(value, places)))
+        parts.append((stage, Placed(value, inside)))
     return parts
 
 
@@ -259,10 +255,12 @@ def _checked(
     problems += invalid
     if recipe is not None:
         recipe, missing = _with_absolute_paths(recipe, placed, folder, optional)
-        unknown: list[Clash] = list(check(recipe)) if check else []
-        checked = {tuple(name.split(".")) for names, _ in unknown for name in names}
+        refused: list[Clash] = list(check(recipe)) if check else []
+        checked: set[Key] = set()
+        for names, _ in refused:
+            checked |= {tuple(name.split(".")) for name in names}
         problems += _messages(_clashes(recipe), placed, faulty | checked, optional)
-        problems += _messages(unknown, placed, faulty, optional)
+        problems += _messages(refused, placed, faulty, optional)
         problems += missing
     if problems or recipe is None:
         raise ConfigError(problems)
@@ -286,13 +284,13 @@ def _override(placed: Placed, override: str) -> list[str]:
             return [
                 f"--set {override}: {'.'.join(parts[:depth])} is {section[part]!r}, not a section; fix the key"
             ]
-        placed.places.setdefault(tuple(parts[:depth]), "--set")
+        placed.locations.setdefault(tuple(parts[:depth]), "--set")
         section = section[part]
     section[parts[-1]] = value
     key = tuple(parts)
-    placed.places = {k: place for k, place in placed.places.items() if k[: len(key)] != key} | {
-        key: "--set"
-    }
+    placed.locations = {
+        k: place for k, place in placed.locations.items() if k[: len(key)] != key
+    } | {key: "--set"}
     return []
 
 
@@ -335,11 +333,14 @@ def _messages(
 ) -> Iterator[str]:
     """Yield messages about the clashes of which no key is faulty and the first is not optional."""
     for names, message in clashes:
-        parts = [tuple(name.split(".")) for name in names]
-        if names[0] not in optional and not any(
-            part[: len(bad)] == bad for part in parts for bad in faulty
-        ):
-            yield f"{placed.label(parts[0])}: {message}"
+        keys: list[Key] = [tuple(name.split(".")) for name in names]
+        if names[0] in optional or any(_is_inside(key, faulty) for key in keys):
+            continue
+        yield f"{placed.label(keys[0])}: {message}"
+
+
+def _is_inside(key: Key, sections: Collection[Key]) -> bool:
+    return any(key[: len(section)] == section for section in sections)
 
 
 def _clashes(recipe: Recipe) -> Iterator[Clash]:

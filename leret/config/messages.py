@@ -178,10 +178,10 @@ def _replaced(placed: Placed, key: Key, right: str, item: Any, more: Collection[
         section.setdefault(right, item)
     renamed = {
         (*key[:-1], right, *k[len(key) :]): at
-        for k, at in placed.places.items()
+        for k, at in placed.locations.items()
         if k[: len(key)] == key
     }
-    return Placed(value, renamed | placed.places, placed.problems)
+    return Placed(value, renamed | placed.locations, placed.problems)
 
 
 def _at(value: Any, key: Key) -> Any:
@@ -202,7 +202,8 @@ def problems_of(error: ValidationError, model: type[BaseModel], placed: Placed) 
 
 def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     section, name = key[:-1], str(key[-1])
-    if kinds := _kinds_with(name, section, model, recipe):
+    kinds = _kinds_with(name, section, model, recipe)
+    if kinds:
         return f"unknown key for this kind (known for {', '.join(kinds)}); remove it"
     elsewhere = [path for path in _all_keys(model) if path[-1] == name]
     if elsewhere:
@@ -212,16 +213,12 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
 
 def _kinds_with(name: str, section: Key, model: type[BaseModel], recipe: Any) -> list[str]:
     """Return the kinds of a section that have a key."""
-    owners = [
-        owner
-        for owner in sections(model, section, recipe, any_kind=True)
-        if name in owner.model_fields
-    ]
-    return [
-        owner.model_fields[_tag(owner)].default
-        for owner in owners
-        if _tag(owner) in owner.model_fields
-    ]
+    kinds = []
+    for owner in sections(model, section, recipe, any_kind=True):
+        tag = owner.model_fields.get(_tag(owner))
+        if name in owner.model_fields and tag is not None:
+            kinds.append(tag.default)
+    return kinds
 
 
 def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
@@ -232,9 +229,9 @@ def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> lis
             value = value[part]
             continue
         fields = [
-            one.model_fields[part]
-            for one in _of_kind(list(models_in(annotation)), value)
-            if part in one.model_fields
+            settings.model_fields[part]
+            for settings in _of_kind(list(models_in(annotation)), value)
+            if part in settings.model_fields
         ]
         annotation = _values_of(annotation) or next((field.annotation for field in fields), None)
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -247,20 +244,16 @@ def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]
     if not models or not isinstance(value, Mapping):
         return models
     kind = value.get(_tag(models[0]), getattr(models[0], "default_kind", None))
-    return (
-        [model for model in models if kind in _kinds(model)]
-        or [m for m in models if not _kinds(m)]
-        or models
-    )
+    fitting = [model for model in models if kind in _kinds(model)]
+    without_kind = [model for model in models if not _kinds(model)]
+    return fitting or without_kind or models
 
 
 def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
     field = model.model_fields.get(_tag(model))
-    return (
-        get_args(field.annotation)
-        if field is not None and get_origin(field.annotation) is Literal
-        else ()
-    )
+    if field is None or get_origin(field.annotation) is not Literal:
+        return ()
+    return get_args(field.annotation)
 
 
 def _tag(model: type[BaseModel]) -> str:
@@ -268,27 +261,35 @@ def _tag(model: type[BaseModel]) -> str:
 
 
 def _fields(models: Iterable[type[BaseModel]]) -> list[str]:
-    return sorted({name for model in models for name in model.model_fields})
+    names: set[str] = set()
+    for model in models:
+        names |= set(model.model_fields)
+    return sorted(names)
 
 
 def _values_of(annotation: Any) -> Any:
     """Return the type of a mapping's values (``X`` for ``dict[str, X] | None``), or None for other types."""
     if get_origin(annotation) is dict:
         return get_args(annotation)[1]
-    return next(
-        (inner for part in get_args(annotation) if (inner := _values_of(part)) is not None), None
-    )
+    for part in get_args(annotation):
+        values = _values_of(part)
+        if values is not None:
+            return values
+    return None
 
 
 def _all_keys(model: Any, around: Key = ()) -> list[Key]:
     keys: list[Key] = []
-    for one in models_in(model):
-        for name, field in one.model_fields.items():
+    for settings in models_in(model):
+        for name, field in settings.model_fields.items():
             keys += [(*around, name), *_all_keys(field.annotation, (*around, name))]
     return keys
 
 
 def _hint(model: type[BaseModel], key: Key, recipe: Any) -> str:
-    fields = [one.model_fields.get(str(key[-1])) for one in sections(model, key[:-1], recipe)]
-    description = next((field.description for field in fields if field is not None), None)
-    return f" ({description})" if description else ""
+    name = str(key[-1])
+    for settings in sections(model, key[:-1], recipe):
+        if name in settings.model_fields:
+            description = settings.model_fields[name].description
+            return f" ({description})" if description else ""
+    return ""

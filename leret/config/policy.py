@@ -139,7 +139,8 @@ class RequestBody(dict[str, Any]):
 
 
 def _request_body(value: dict[str, Any]) -> RequestBody:
-    if reserved := sorted(_OWN_KEYS & set(value)):
+    reserved = sorted(_OWN_KEYS & set(value))
+    if reserved:
         raise ValueError(
             f"leret sets {', '.join(reserved)} itself; remove it (policy and program have keys for most)"
         )

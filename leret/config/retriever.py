@@ -80,7 +80,8 @@ class RetrieverSettings(KindSettings):
 
     def index_directory(self, cache: Path) -> Path | None:
         """Return the index directory, by default in the run's ``cache``; None for engines without a local index."""
-        if path := getattr(self, "index", None):
+        path = getattr(self, "index", None)
+        if path:
             return Path(path)
         return cache / self.index_kind if self.index_kind else None
 

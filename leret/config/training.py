@@ -352,11 +352,12 @@ class TRLKeys(Settings):
             raise ValueError(
                 "engine trl only trains on the run's stored states; set states: stored"
             )
-        in_trl_only = ("gradient_accumulation_steps", "use_vllm")
-        other, names = ("leret", self.not_in_trl) if uses_trl else ("trl", in_trl_only)
-        if wrong := changed_keys(self, names):
+        foreign = self.not_in_trl if uses_trl else ("gradient_accumulation_steps", "use_vllm")
+        wrong = changed_keys(self, foreign)
+        if wrong:
+            fitting = "leret" if uses_trl else "trl"
             raise ValueError(
-                f"engine {self.engine} has no {' or '.join(wrong)}; remove it, or set engine: {other}"
+                f"engine {self.engine} has no {' or '.join(wrong)}; remove it, or set engine: {fitting}"
             )
         return self
 
@@ -371,7 +372,8 @@ class TinkerKeys(Settings):
             return self
         keys = ("optim", "dtype", "served", "entropy_coef", "importance_clip")
         names = [name for name in keys if name in type(self).model_fields]
-        if wrong := changed_keys(self, names):
+        wrong = changed_keys(self, names)
+        if wrong:
             raise ValueError(
                 f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine"
             )

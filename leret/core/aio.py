@@ -50,7 +50,7 @@ async def for_each(
 
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return the coroutines' results in order. On an error or a cancellation, cancel all tasks and wait for them."""
-    tasks = [asyncio.create_task(one) for one in work]
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:

@@ -30,20 +30,16 @@ def names() -> list[str]:
 
 def find(name: str, *folders: str) -> Path:
     """Return a shipped file by relative path, or by name in the first matching folder; the suffix may be omitted."""
-    known = names()
+    shipped = names()
     for folder in ("", *folders):
         for suffix in ("", ".yaml", ".py"):
-            if Path(folder, f"{name}{suffix}").as_posix() in known:
+            if Path(folder, f"{name}{suffix}").as_posix() in shipped:
                 return ROOT / folder / f"{name}{suffix}"
-    stems = {Path(other).stem: other for other in known if not folders or other.startswith(folders)}
-    near = [
-        f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)
-    ]
-    raise ConfigError(
-        "".join(
-            [f"{name}: no such recipe; name a file or a recipe from `leret recipes list`", *near]
-        )
-    )
+    stems = {Path(path).stem: path for path in shipped if not folders or path.startswith(folders)}
+    message = f"{name}: no such recipe; name a file or a recipe from `leret recipes list`"
+    for stem in get_close_matches(Path(name).stem, stems, 1):
+        message += f"; did you mean {stems[stem]}?"
+    raise ConfigError(message)
 
 
 def copy(name: str, directory: Path) -> list[Path]:

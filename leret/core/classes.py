@@ -8,6 +8,7 @@ import inspect
 import sys
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from leret.core.errors import ProgramError
@@ -16,19 +17,25 @@ from leret.core.errors import ProgramError
 def path_of(kind: type) -> str:
     """Return ``package.module:Class`` (a script's module is its file name); ProgramError if it is not importable."""
     module, name = kind.__module__, kind.__qualname__
-    if module == "__main__" and vars(main := sys.modules[module]).get(name) is kind:
-        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name if spec else Path(file).stem if file else module
+    main = sys.modules["__main__"]
+    if module == "__main__" and vars(main).get(name) is kind:
+        module = _importable_name(main)
     path = f"{module}:{name}"
-    if (
-        module == "__main__"
-        or "<locals>" in path
-        or (module == kind.__module__ and class_at(path) is not kind)
-    ):
+    is_local = module == "__main__" or "<locals>" in path
+    if is_local or (module == kind.__module__ and class_at(path) is not kind):
         raise ProgramError(
             f"{path} cannot be imported by another process; move the class to a module"
         )
     return path
+
+
+def _importable_name(main: ModuleType) -> str:
+    """Return the name by which other processes import the script that runs as ``__main__``."""
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else "__main__"
 
 
 def class_at(path: str, kind: type = object) -> Any:

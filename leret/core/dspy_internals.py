@@ -86,11 +86,11 @@ def one_truncation_warning() -> Iterator[None]:
 
 def rm_rows(ranking: Sequence[Any]) -> list[Any]:
     """Convert passages to the rows that `dspy.Retrieve` expects from ``dspy.settings.rm``."""
-    texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
-    return [
-        dotdict(long_text=text, pid=p.doc_id, score=p.score)
-        for p, text in zip(ranking, texts, strict=True)
-    ]
+    rows = []
+    for passage in ranking:
+        text = f"{passage.title} | {passage.text}" if passage.title else passage.text
+        rows.append(dotdict(long_text=text, pid=passage.doc_id, score=passage.score))
+    return rows
 
 
 class AdapterProxy:
@@ -183,8 +183,8 @@ def watching_run() -> Any:
     """Return the result of `carried_run`, but raise ProgramError in a thread that a replayed program started."""
     run = carried_run()
     if run is None:
-        for one in tuple(passes):
-            one.refuse_own_thread()
+        for replayed in tuple(passes):
+            replayed.refuse_own_thread()
     return run
 
 
@@ -287,13 +287,13 @@ def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
         {
             "type": "function",
             "function": {
-                "name": one.name,
-                "description": one.description or "",
-                "parameters": one.parameters,
+                "name": tool.name,
+                "description": tool.description or "",
+                "parameters": tool.parameters,
             },
         }
-        for one in request.tools
-        if one.name in names
+        for tool in request.tools
+        if tool.name in names
     ]
 
 
@@ -305,13 +305,11 @@ def _tool_messages(sent: lm15.Message) -> list[dict[str, Any]]:
         ]
     calls = [part for part in sent.parts if isinstance(part, lm15.ToolCallPart)]
     text = "".join(_text(part) for part in sent.parts if part not in calls)
-    functions = [
-        {"name": one.name, "arguments": json.dumps(one.input, ensure_ascii=False)} for one in calls
-    ]
-    pairs = zip(calls, functions, strict=True)
-    tool_calls = [
-        {"id": one.id, "type": "function", "function": function} for one, function in pairs
-    ]
+    tool_calls = []
+    for call in calls:
+        arguments = json.dumps(call.input, ensure_ascii=False)
+        function = {"name": call.name, "arguments": arguments}
+        tool_calls.append({"id": call.id, "type": "function", "function": function})
     return [message(sent.role, text, tool_calls=tool_calls)]
 
 
@@ -328,17 +326,17 @@ def _text(part: Any) -> str:
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
     """Return the LM's reply to the messages, under its configured settings."""
-    if not isinstance(
-        lm, dspy.LM
-    ):  # a subclass that overrides ``forward``, which DSPy 3.5 will not support
-        [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
+    rows = [dict(message) for message in messages]
+    if not isinstance(lm, dspy.LM):
+        # A subclass that overrides ``forward``, which DSPy 3.5 will not support.
+        [first, *_] = await lm.acall(messages=rows)
         return str(first["text"] if isinstance(first, Mapping) else first)
     settings = {
         name: value
         for name, value in lm.kwargs.items()
         if name in _GENERATION and value is not None
     }
-    body = {**settings, "model": lm.model, "messages": [dict(one) for one in messages]}
+    body = {**settings, "model": lm.model, "messages": rows}
     cached = {name: lm.kwargs[name] for name in ("rollout_id",) if lm.kwargs.get(name) is not None}
     response = await lm.acall(lm15.request_from_openai_chat(body), **cached)
     return "".join(part.text for part in response.message.parts if isinstance(part, lm15.TextPart))
@@ -355,19 +353,16 @@ def text_response(
     """Return a response with a completion's text; ``read`` parses its tool calls if the request has tools."""
     tools = tools_of(request)
     content, calls = read(text, tools) if read and tools else (text, ())
-    names = [
-        digest(text, place)[:9] for place in range(len(calls))
-    ]  # Mistral's templates require nine characters
-    parts = [
-        lm15.ToolCallPart(id, one["name"], one["arguments"])
-        for id, one in zip(names, calls, strict=True)
-    ]
+    parts: list[Any] = []
+    for index, call in enumerate(calls):
+        call_id = digest(text, index)[:9]  # Mistral's templates require nine characters
+        parts.append(lm15.ToolCallPart(call_id, call["name"], call["arguments"]))
+    if content or not parts:
+        parts.insert(0, lm15.TextPart(content))
     return lm15.Response(
         id=None,
         model=request.model,
-        message=lm15.Message.assistant(
-            [*([lm15.TextPart(content)] if content or not parts else []), *parts]
-        ),
+        message=lm15.Message.assistant(parts),
         finish_reason="length" if finish == "length" else "tool_call" if parts else "stop",
         usage=lm15.Usage(input_tokens=n_prompt_tokens, output_tokens=n_completion_tokens),
     )
@@ -469,8 +464,9 @@ class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as l
     def __enter__(self) -> None:
         with _streams_lock:
             for name, stream in _streams.items():
-                if (before := getattr(sys, name)) is not stream:
-                    stream.stream = before
+                current = getattr(sys, name)
+                if current is not stream:
+                    stream.stream = current
                     setattr(sys, name, stream)
             for thread in [threading.get_ident()] if self._threads is None else self._threads:
                 _muted[thread] = _muted.get(thread, 0) + 1

@@ -114,7 +114,8 @@ def is_incomplete(directory: Path) -> bool:
 
 def cache_directory() -> Path:
     """Return ``LERET_CACHE_DIR``, or ``leret`` in the user's cache directory."""
-    if path := os.environ.get("LERET_CACHE_DIR"):
+    path = os.environ.get("LERET_CACHE_DIR")
+    if path:
         return Path(path)
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "leret"
 

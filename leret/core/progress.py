@@ -17,8 +17,8 @@ class Progress:
     def start(self, stage: str, total: int | None) -> None:
         """Begin a part; ``stage`` names it in a word or two, and ``total`` is its number of units if known."""
 
-    def advance(self, n: int = 1, **facts: float | int | str) -> None:
-        """Count ``n`` more units; ``facts`` (mean_reward, failures ...) replace earlier facts of the same name."""
+    def advance(self, n: int = 1, **values: float | int | str) -> None:
+        """Count ``n`` more units; ``values`` (mean_reward, failures ...) replace earlier values of the same name."""
 
     def finish(self) -> None:
         """End the current part."""
@@ -60,13 +60,13 @@ class ProgressLines(Progress):
     def start(self, stage: str, total: int | None) -> None:
         self.finish()
         self.part, self.total, self.done = stage, total, 0
-        self.facts: dict[str, float | int | str] = {}
+        self.values: dict[str, float | int | str] = {}
         self.began = self.written = time.monotonic()
 
-    def advance(self, n: int = 1, **facts: float | int | str) -> None:
+    def advance(self, n: int = 1, **values: float | int | str) -> None:
         if self.part:
             self.done += n
-            self.facts.update(facts)
+            self.values.update(values)
             self.show()
 
     def finish(self) -> None:
@@ -94,7 +94,7 @@ class ProgressLines(Progress):
             minutes, rest = divmod(round(max(0, self.total - self.done) / rate), 60)
             clock = f"{minutes // 60}:{minutes % 60:02d}" if minutes >= 60 else str(minutes)
             parts.append(f"{clock}:{rest:02d} left")
-        for name, value in self.facts.items():
+        for name, value in self.values.items():
             figure = (
                 f"{value:.3g}"
                 if isinstance(value, float)
@@ -131,16 +131,19 @@ class _Bars(ProgressLines):
 def plain(text: str) -> str:
     """Replace control and text-direction characters with spaces, and lone surrogates with ``?``, for a terminal."""
     text = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
+    for char in set(text):
+        if not char.isprintable() and char not in "\n\t":
+            text = text.replace(char, " ")
+    return text
 
 
 def visible(value: Any) -> Any:
     """Replace control, direction and surrogate characters of a template value by [U+XXXX]."""
-    if (
-        not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable()
-    ):  # __html__: markup
+    is_markup = hasattr(value, "__html__")
+    if not isinstance(value, str) or is_markup or value.isprintable():
         return value
-    return "".join(
-        char if char.isprintable() or char in "\n\t\xa0\u3000" else f"[U+{ord(char):04X}]"
-        for char in value
-    )
+    text = value
+    for char in set(value):
+        if not char.isprintable() and char not in "\n\t\xa0\u3000":
+            text = text.replace(char, f"[U+{ord(char):04X}]")
+    return text

@@ -211,10 +211,10 @@ class Run:
             )
         return dict(value)
 
-    def event(self, stage: str, what: str, **facts: Any) -> None:
-        """Append ``{"time", "stage", "event", **facts}`` to events.jsonl; ``time`` is in seconds since 1970 (UTC)."""
+    def event(self, stage: str, what: str, **values: Any) -> None:
+        """Append ``{"time", "stage", "event", **values}`` to events.jsonl; ``time`` is in seconds since 1970 (UTC)."""
         line = json.dumps(
-            {"time": round(time.time(), 3), "stage": stage, "event": what, **facts},
+            {"time": round(time.time(), 3), "stage": stage, "event": what, **values},
             ensure_ascii=False,
         )
         with self.writing(), (self.path / "events.jsonl").open("a", encoding="utf-8") as file:

@@ -23,7 +23,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import product
@@ -81,7 +81,8 @@ def forget_changed(file: Path) -> None:
     now = {path.resolve(): path.read_bytes() for path in source_files(file)}
     if any(_read.get(path, content) != content for path, content in now.items()):
         for name, module in list(sys.modules.items()):
-            if (origin := getattr(module, "__file__", None)) and Path(origin).resolve() in now:
+            origin = getattr(module, "__file__", None)
+            if origin and Path(origin).resolve() in now:
                 del sys.modules[name]
     _read.update(now)
 
@@ -110,18 +111,22 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
     with suppress(OSError, SyntaxError, ValueError):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                module, level = getattr(node, "module", None), getattr(node, "level", 0)
-                for alias, place in product(
-                    node.names, path.parents[level - 1 : level] if level else roots
-                ):
-                    parts = ".".join(filter(None, (module, alias.name))).split(".")
-                    bases = [place.joinpath(*parts[: n + 1]) for n in range(len(parts))]
-                    files = (
-                        file
-                        for base in bases
-                        for file in (Path(f"{base}.py"), base / "__init__.py")
-                    )
-                    yield from filter(Path.is_file, files)
+                module = getattr(node, "module", None)
+                level = getattr(node, "level", 0)
+                folders = path.parents[level - 1 : level] if level else roots
+                for alias, folder in product(node.names, folders):
+                    dotted = ".".join(filter(None, (module, alias.name)))
+                    yield from _module_files(folder, dotted.split("."))
+
+
+def _module_files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Yield the files that an import of ``a.b.c`` runs: those of ``a``, ``a.b`` and ``a.b.c``."""
+    base = folder
+    for part in parts:
+        base = base / part
+        for file in (Path(f"{base}.py"), base / "__init__.py"):
+            if file.is_file():
+                yield file
 
 
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
@@ -129,8 +134,15 @@ def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
 
     Files with equal stamps count as identical. A missing path has an empty list of stamps; a path of None has no list.
     """
-    stats = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
-    return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in stats]
+    return [_stamps(Path(path)) for path in paths if path]
+
+
+def _stamps(path: Path) -> list[tuple[str, int, int]]:
+    stamps = []
+    for file in _files(path):
+        stat = file.stat()
+        stamps.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return stamps
 
 
 def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
@@ -176,11 +188,10 @@ def mark_completed(
 
     ``inputs`` are stamps of input files, by path, for `inputs_unchanged`.
     """
-    sizes = {
-        os.path.relpath(file, directory): file.stat().st_size
-        for path in files
-        for file in _files(path)
-    }
+    sizes = {}
+    for path in files:
+        for file in _files(path):
+            sizes[os.path.relpath(file, directory)] = file.stat().st_size
     mark: dict[str, Any] = {"key": key, "report": dict(report), "files": sizes}
     if inputs is not None:
         mark["inputs"] = {
@@ -202,13 +213,16 @@ def check_resumable(
     ``otherwise`` ends the message "use the same values, or ...".
     """
     before, now = dict(flat(old)), dict(flat(new))
-    changed = [
-        f"  {key.removeprefix('digest.')}: its content has changed since then"
-        if key.startswith("digest.")
-        else f"  {key}: {before.get(key)!r} in the run, {now.get(key)!r} in the recipe"
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key) and not _is_free(key, free)
-    ]
+    changed = []
+    for key in dict.fromkeys([*before, *now]):
+        if before.get(key) == now.get(key) or _is_free(key, free):
+            continue
+        if key.startswith("digest."):
+            name = key.removeprefix("digest.")
+            changed.append(f"  {name}: its content has changed since then")
+        else:
+            values = f"{before.get(key)!r} in the run, {now.get(key)!r} in the recipe"
+            changed.append(f"  {key}: {values}")
     if changed:
         listed = "\n".join(changed)
         raise RunError(

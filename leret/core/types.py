@@ -102,9 +102,8 @@ class Task:
     type: str | None = None  # bridge, comparison ...; reports group results by type and ``hops``
     hops: int | None = None
     split: str | None = None  # the data set's split; None if leret splits the data
-    relevance: Mapping[str, int] = field(
-        default_factory=dict, hash=False
-    )  # grades of gold documents, for nDCG
+    # Grades of gold documents, for nDCG.
+    relevance: Mapping[str, int] = field(default_factory=dict, hash=False)
     parents: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Parent by chunk, for the whole corpus, if ``gold`` holds parents (`data.gold: parent`); else empty."""
 
@@ -117,11 +116,11 @@ class Task:
         gold: Iterable[str] = (),
         type: str | None = None,
         hops: int | None = None,
-        **facts: Any,
+        **labels: Any,
     ) -> Task:
         """Build a task with one text input, ``question``, and at most one reference answer."""
         answers = () if answer is None else (answer,)
-        return cls(id, {"question": text}, tuple(gold), answers, type, hops, **facts)
+        return cls(id, {"question": text}, tuple(gold), answers, type, hops, **labels)
 
     @property
     def text(self) -> str:
@@ -144,10 +143,10 @@ class Task:
         >>> Task("q", {}, gold=("a",), parents={"a#0": "a", "a#1": "a"}).gold_ids(["b", "a#1", "a#0"])
         ['b', 'a']
         """
-        parents = self.parents
-        return (
-            list(dict.fromkeys([parents.get(one, one) for one in doc_ids])) if parents else doc_ids
-        )
+        if not self.parents:
+            return doc_ids
+        parents = [self.parents.get(doc_id, doc_id) for doc_id in doc_ids]
+        return list(dict.fromkeys(parents))
 
     def is_solved_by(self, doc_ids: Sequence[str]) -> bool:
         """Check whether the ranking starts with all gold documents, so that no search can improve it."""
@@ -155,9 +154,8 @@ class Task:
         return bool(gold) and gold == set(self.gold_ids(doc_ids)[: len(gold)])
 
 
-class Passage(
-    NamedTuple
-):  # leret builds millions of passages; a frozen dataclass takes twice as long
+# A named tuple, because leret builds millions of passages, and a frozen dataclass takes twice as long.
+class Passage(NamedTuple):
     """A document in a ranking; a higher ``score`` is better."""
 
     doc_id: str
@@ -183,12 +181,11 @@ def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
     best: dict[str, Passage] = {}
     for ranking in rankings:
         for passage in ranking:
-            known = best.get(passage.doc_id)
-            if known is None or passage.score > known.score:
+            previous = best.get(passage.doc_id)
+            if previous is None or passage.score > previous.score:
                 best[passage.doc_id] = passage
-    return tuple(
-        sorted(best.values(), key=_score, reverse=True)
-    )  # ``reverse`` does not reorder ties
+    ordered = sorted(best.values(), key=_score, reverse=True)  # ``reverse`` does not reorder ties
+    return tuple(ordered)
 
 
 class Candidate(NamedTuple):

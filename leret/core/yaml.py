@@ -25,10 +25,10 @@ _MAX_VALUES = 100_000  # nested aliases can expand a few hundred bytes to a bill
 
 @dataclass
 class Placed:
-    """A document (None if empty), the places of its keys (``file.yaml:12``), and errors for keys that are not text."""
+    """A document (None if empty), locations of its keys (``file.yaml:12``), and errors for keys that are not text."""
 
     value: Any
-    places: dict[Key, str]
+    locations: dict[Key, str]
     problems: list[str] = field(default_factory=list)
 
     def at(self, key: Key) -> str:
@@ -36,21 +36,21 @@ class Placed:
 
         If ``key`` is not in the file, the location is that of the nearest enclosing section.
         """
-        while key and key not in self.places:
+        while key and key not in self.locations:
             key = key[:-1]
-        place = self.places.get(key, "")
+        place = self.locations.get(key, "")
         return f"{place} " if place.startswith("-") else f"{place}: " if place else ""
 
     def label(self, key: Key) -> str:
         """Return a key with its location; for the value of a command's own flag, the flag alone."""
-        place = self.places.get(key, "")
+        place = self.locations.get(key, "")
         if place.startswith("--") and place != "--set":
             return place
         return f"{self.at(key)}{dotted(key)}"
 
 
 def parse(text: str, source: str) -> Placed:
-    """Parse a document and record the places of its keys; ``source`` is the file name in messages."""
+    """Parse a document and record the locations of its keys; ``source`` is the file name in messages."""
     try:
         document = YAML(typ="rt").load(text)
     except RecursionError as error:
@@ -85,7 +85,7 @@ def parse(text: str, source: str) -> Placed:
             }
             for name in names:
                 if name in lines:
-                    placed.places[keys[name]] = f"{source}:{lines[name][0] + 1}"
+                    placed.locations[keys[name]] = f"{source}:{lines[name][0] + 1}"
                 if isinstance(node, CommentedMap) and not isinstance(name, str):
                     placed.problems.append(
                         f"{placed.at(keys[name])}the key {name} must be text; put it in quotes"
@@ -105,7 +105,7 @@ def parse(text: str, source: str) -> Placed:
 
 
 def load(text: str) -> Any:
-    """Parse a document without recording places."""
+    """Parse a document without recording locations."""
     return parse(text, "YAML").value
 
 
