@@ -30,6 +30,7 @@ from leret.rewards.likelihood import reader_lines
 from leret.rollouts.environment import Environment
 
 WORDS, PASSAGES, BATCH = 40, 6, 8
+MICRO_BATCH = 2  # rows in memory at once
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -82,17 +83,21 @@ def train(model: Any, tokenizer: Any, rows: list[tuple[str, str]], rate: float, 
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.0)
     steps = len(rows) // BATCH
     for step in range(steps):
-        inputs, keep = batch(tokenizer, rows[step * BATCH : (step + 1) * BATCH])
-        labels = inputs.pop("labels")[:, -keep + 1 :]
-        logits = model(**inputs, logits_to_keep=keep).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-        loss.backward()
+        chosen = rows[step * BATCH : (step + 1) * BATCH]
+        total = 0.0
+        for start in range(0, BATCH, MICRO_BATCH):
+            inputs, keep = batch(tokenizer, chosen[start : start + MICRO_BATCH])
+            labels = inputs.pop("labels")[:, -keep + 1 :]
+            logits = model(**inputs, logits_to_keep=keep).logits[:, :-1]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+            (loss * MICRO_BATCH / BATCH).backward()
+            total += float(loss.detach()) * MICRO_BATCH / BATCH
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate * (1 - step / steps)
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {step + 1}/{steps}, loss {float(loss.detach()):.3f}", flush=True)
+        print(f"step {step + 1}/{steps}, loss {total:.3f}", flush=True)
 
 
 def main() -> None:

@@ -3,9 +3,11 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import dspy
 import pytest
+import torch
 
 import leret
 from leret.config.retriever import BM25Settings
@@ -112,3 +114,38 @@ def test_picker_on_a_run_without_a_program_ends_with_one_line(tmp_path):
 def run_example(name, *arguments):
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES.parent)
+
+
+def test_grpo_on_one_page_compares_a_group_and_takes_a_step(place, capsys):
+    page = import_module("grpo_on_one_page")
+    assert page.average_precision(["a", "x", "b"], ["a", "b"]) == pytest.approx((1 + 2 / 3) / 2)
+    before, after = page.main(rounds=1, questions_per_round=2, group_size=4, n_test=2)
+    assert 0 <= before <= 1
+    assert 0 <= after <= 1
+    assert "round 1: 16 completions, mean reward" in capsys.readouterr().out
+
+
+def test_grpo_on_one_page_has_the_gradient_of_the_policy_loss():
+    page = import_module("grpo_on_one_page")
+    logits = torch.zeros(2, 3, requires_grad=True)
+
+    class Model:
+        network = None
+
+        def logps(self, network, prompt, completion):
+            return logits[prompt[0]].log_softmax(-1)[list(completion)]
+
+    policy = SimpleNamespace(model=Model())
+    samples = [page.Sample([0], [0, 1], 1.0, None, 0.5), page.Sample([1], [2], 0.0, None, -0.5)]
+    page.loss(policy, samples).backward()
+    third = 1 / 3  # each token's probability; also, 1 / number of tokens
+    expected = torch.zeros(2, 3)
+    expected[0] = -0.5 * torch.tensor([1 - 2 * third, 1 - 2 * third, -2 * third])
+    expected[1] = 0.5 * torch.tensor([-third, -third, 1 - third])
+    torch.testing.assert_close(logits.grad, expected * third)
+
+
+@pytest.mark.slow
+def test_grpo_on_one_page_learns(place):
+    before, after = import_module("grpo_on_one_page").main(rounds=60, n_test=100)
+    assert after >= before + 0.1
