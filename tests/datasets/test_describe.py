@@ -1,7 +1,7 @@
 import pytest
 
 from leret.core.errors import DataError
-from leret.datasets.inspect import guess_fields
+from leret.datasets.describe import guess_fields
 from tests.datasets.writing import DOCUMENTS, QUESTIONS, inspect, json_lines
 
 
