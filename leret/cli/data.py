@@ -27,7 +27,7 @@ from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
-    from leret.datasets.inspect import DataReport
+    from leret.datasets.describe import DataReport
     from leret.datasets.load import Data
 
 
@@ -57,7 +57,7 @@ def inspect(
 ) -> None:
     """Check and summarize a question file and its corpus. Exit with code 2 if lines are invalid."""
     data = _settings(recipe, form, questions, corpus, overrides or [])
-    from leret.datasets.inspect import inspect as stage
+    from leret.datasets.describe import inspect as stage
 
     report = stage(data.model_copy(update={"skip_invalid": True}))
     _show(report)

@@ -22,7 +22,7 @@ from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
-    from leret.datasets.inspect import DataReport
+    from leret.datasets.describe import DataReport
     from leret.sampling.trial import FormatTrial
 
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
@@ -123,8 +123,8 @@ def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[
     """Return the `data` section, with guessed fields; ``flags`` (NAME=COLUMN) override guesses."""
     from leret.config.data import FieldSettings
     from leret.config.load import flag_recipe
+    from leret.datasets.describe import guess_fields
     from leret.datasets.formats import detect_kind
-    from leret.datasets.inspect import guess_fields
 
     data: dict[str, Any] = {
         "kind": detect_kind(questions),
@@ -159,7 +159,7 @@ def _write_starter(
     trial: bool,
 ) -> tuple[Path, Path]:
     """Check data and policy. Write an evaluation recipe, and a sampling recipe that starts with the next commands."""
-    from leret.datasets.inspect import inspect
+    from leret.datasets.describe import inspect
 
     paths = out / "sample.yaml", out / "eval.yaml"
     for path in filter(Path.exists, paths):

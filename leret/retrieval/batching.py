@@ -15,7 +15,7 @@ from leret.core.types import Ranking
 from leret.retrieval.base import PartialResultsError, Retriever
 
 _QUICK_S = (
-    0.0005  # below this CPU time per query, a thread costs more time than it saves (RESULTS.md)
+    0.0005  # below this CPU time per query, a thread costs more than it saves (RESULTS-archive.md)
 )
 _N_RECENT = 20_000  # maximum number of rankings in memory (fast searches only)
 

@@ -2,7 +2,7 @@ import json
 
 from leret.config.data import DataSettings
 from leret.datasets import load as data
-from leret.datasets.inspect import inspect as inspect_data
+from leret.datasets.describe import inspect as inspect_data
 
 DOCUMENTS = [
     {"doc_id": "A", "title": "Ada", "text": "Ada wrote the first program."},

@@ -2,15 +2,16 @@ import json
 import random
 import re
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import unquote
 
 import ir_measures
 import pytest
 
+from leret.config.data import FileSettings
 from leret.core.errors import ConfigError, DataError
 from leret.core.types import Document, Outcome, Passage, Task
 from leret.datasets.corpus import Corpus
+from leret.datasets.load import load
 from leret.evaluation.retriever import evaluate_retriever, measure, parse_measures
 from leret.retrieval.engines.bm25 import BM25
 from leret.rewards import scoring
@@ -75,20 +76,26 @@ def test_random_rankings_give_the_values_of_our_rewards_also_in_the_files(tmp_pa
     assert theirs == pytest.approx(ours, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["scifact", "nfcorpus", "hotpotqa"])
-def test_bm25_on_real_data_gives_the_values_of_our_rewards_and_its_known_figures(shared_data, name, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
-    from bm25_figures import SETS, read
-
-    data = read(shared_data, name)
+@pytest.mark.parametrize(
+    ("name", "questions", "figures"),
+    [
+        ("scifact", "queries_dev", (0.784, 0.639)),
+        ("nfcorpus", "queries_test", None),
+        ("hotpotqa", "queries_all", (0.824, 0.648)),
+    ],
+)
+def test_bm25_on_real_data_gives_the_values_of_our_rewards_and_its_known_figures(shared_data, name, questions, figures):
+    folder = shared_data / name
+    paths = {"questions": f"{folder}/{questions}.jsonl.gz", "corpus": f"{folder}/corpus.jsonl.gz"}
+    data = load(FileSettings(split="all", **paths))
     questions = [question for question in data.tasks if question.gold]
     engine = BM25.build(data.corpus, fold_accents=False)
     report = evaluate_retriever(engine, questions, [*NAMES, "AP@100"])
     assert difference(questions, report.rankings) < 1e-12
     if name == "nfcorpus":
         assert max(grade for q in questions for grade in q.grades.values()) == 2
-    else:  # its figure counts documents of score 0 (benchmarks/bm25_figures.py)
-        assert (report.measures["R@10"], report.measures["AP@100"]) == pytest.approx(SETS[name][3:], abs=0.0011)
+    else:  # its figure counts documents of score 0 (benchmarks/quality/bm25_figures.py)
+        assert (report.measures["R@10"], report.measures["AP@100"]) == pytest.approx(figures, abs=0.0011)
 
 
 @pytest.mark.parametrize(("names", "depth"), [("R@10", 10), ("R@10,AP", 100), ("R@200,AP", 200), ("RR", 100)])

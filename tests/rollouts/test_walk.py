@@ -1,10 +1,9 @@
 import asyncio
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
+from benchmarks.cost.walk import walk_of_a_sample
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.types import Task
 from leret.programs.runner import ProgramRunner
@@ -13,12 +12,8 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.walk import begin, walk
 from tests.sampling.fakes import FakeRetriever
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 
 def test_a_new_sample_passes_few_files_and_calls(monkeypatch):
-    from walk import walk_of_a_sample
-
     monkeypatch.setattr(batching, "_QUICK_S", batching._QUICK_S)  # restores what the count sets
     calls = walk_of_a_sample()
     assert {"rollouts/states.py", "rollouts/walk.py", "sampling/store/store.py"} <= {file for file, _ in calls}

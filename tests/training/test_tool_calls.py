@@ -3,10 +3,8 @@
 import asyncio
 import json
 import random
-import sys
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import dspy
 import pyarrow.parquet
@@ -14,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from benchmarks.correctness import tool_calls
 from leret.cli.app import app
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import LocalPolicySettings
@@ -34,9 +33,6 @@ from leret.training.algorithms.sft import SFTRecipe, sft_rows
 from leret.training.data import plain
 from leret.training.stage import train
 from tests.training.training_runs import train_ids
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-import tool_calls
 
 KEYS = {"learning_rate": 1e-3, "device": "cpu", "logging_steps": 1}
 ONLINE = {**KEYS, "num_generations": 4, "questions_per_round": 2, "max_steps": 1, "max_completion_length": 64}

@@ -111,7 +111,7 @@ def test_a_collapse_is_stopped_before_recall_has_fallen_by_half(tmp_path):
     checkpoint = run.policies / ".grpo" / f"checkpoint-{estimate(recipe, run).resumes_at}"
     entries = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
     first, *_, last = [entry["eval_recall"] for entry in entries if "eval_recall" in entry]
-    assert first / 2 < last < 0.8 * first  # untouched it goes on to 0.4 of it in the next round: benchmarks/RESULTS.md
+    assert first / 2 < last < 0.8 * first  # untouched it goes on to 0.4 of it in the next round: RESULTS-archive.md
 
 
 def test_the_best_policy_of_the_validations_is_kept(run, monkeypatch):
