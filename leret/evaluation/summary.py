@@ -2,19 +2,23 @@
 
 ::
 
-    {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...}, "n_hops": H, ...
-     "rows": [{"system", "kind", "policy", "prompt", "retriever", "n", "failed", "unparsed", "seconds", "lm_calls",
+    {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...},
+     "n_hops": H, ...
+     "rows": [{"system", "kind", "policy", "prompt", "retriever", "n", "failed", "unparsed",
+               "seconds", "lm_calls",
                "hops": [{"hop": 1, "recall": x, "recall_ci": [lo, hi], ...}, ...],
                "by_type": {"bridge": {"n": n, "hops": [...]}}, "answer": null}],
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
-A hop is one search of the program. `comparisons` compares systems after the last hop, on all questions. Rates are in
-[0, 1]. A measure without a value for any question, such as recall without gold documents, is left out; `n_by_measure`
-counts the questions with a value. A difference is the mean of `a` minus the mean of `b`, over questions with scores for
-both. `p_holm` is adjusted separately for each measure and list of comparisons. Future versions may add keys, but never
-remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy), `chosen_on` (recall, or
-the first measure that applies, by policy on ``choose_on``) and `leaks` (`leret.datasets.leaks`).
+A hop is one search of the program. `comparisons` compares systems after the last hop, on all
+questions. Rates are in [0, 1]. A measure without a value for any question, such as recall without
+gold documents, is left out; `n_by_measure` counts the questions with a value. A difference is the
+mean of `a` minus the mean of `b`, over questions with scores for both. `p_holm` is adjusted
+separately for each measure and list of comparisons. Future versions may add keys, but never remove
+or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy), `chosen_on`
+(recall, or the first measure that applies, by policy on ``choose_on``) and `leaks`
+(`leret.datasets.leaks`).
 """
 
 from __future__ import annotations
@@ -60,8 +64,8 @@ LEVEL = 0.05
 class Scores:
     """Measures of one system by question and hop, averaged over runs.
 
-    ``values`` are (n_questions, n_hops, n_measures), NaN if the question failed or the measure has no value. A
-    run that ended early keeps its last ranking at later hops.
+    ``values`` are (n_questions, n_hops, n_measures), NaN if the question failed or the measure has
+    no value. A run that ended early keeps its last ranking at later hops.
     """
 
     values: Array
@@ -137,7 +141,8 @@ def _last_hop(systems: Sequence[tuple[System, SystemResults]]) -> int:
 def headline(summary: Mapping[str, Any]) -> str | None:
     """Return a sentence about the system with the highest recall; None if all recalls are 0.
 
-    Without gold documents, it is about the main measure. Systems that use the gold documents are left out.
+    Without gold documents, it is about the main measure. Systems that use the gold documents are
+    left out.
     """
     if "recall" not in summary["measures"]:
         return _headline_of_answers(summary)
@@ -300,7 +305,7 @@ def score_table(
     """
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.hop):
-        # an unparsed run ends with one more row: the ranking of its last hop, and the value of the answer
+        # an unparsed run ends with one more row: its last ranking, and the value of the answer
         hop = max(1, row.hop - row.unparsed)
         runs[row.question_id, row.sample][hop] = row
     tables: dict[str, list[Array]] = defaultdict(list)

@@ -29,7 +29,10 @@ from leret.evaluation.summary import format_figure, main_measure, main_measures,
 from leret.rewards.corpus import CORPUS
 
 _Scores = dict[tuple[str | None, str], statistics.Array]
-"""Measures after the last hop by corpus digest and question id, because each generated world has its own questions."""
+"""Measures after the last hop by corpus digest and question id.
+
+Each generated world has its own questions.
+"""
 
 _ORDER = ("policy", "prompt", "base", "baseline")
 """Kinds of systems in the order of their differences."""
@@ -50,12 +53,13 @@ def compare_runs(
     """Compare systems by a measure, by default the main one.
 
     Returns:
-        ``measure``, ``measures``, ``groups`` (paths by name), and the rows of `tables`: ``systems``,
-        ``comparisons``.
+        ``measure``, ``measures``, ``groups`` (paths by name), and the rows of `tables`:
+        ``systems``, ``comparisons``.
 
     Raises:
         RunError: a run is not evaluated.
-        ConfigError: data, corpus, split or k differ, or the runs do not share the measure or any question.
+        ConfigError: data, corpus, split or k differ, or the runs do not share the measure or any
+            question.
     """
     summaries = [read_summary(run, evaluation) for run in runs]
     groups = _groups(runs)
@@ -292,11 +296,14 @@ def _table_of_differences(result: Mapping[str, Any]) -> tuple[str, list[str], li
     rows = []
     for row in result["comparisons"]:
         figures = {"x": row["difference"], "x_ci": row["ci"]}
-        cells = [f"{row['a']} - {row['b']}", format_figure(figures, "x", with_interval=True)]
-        cells.append(_rounded(row["p_holm"], 4))
-        cells.append(_rounded(row["effect_size"], 2))
-        cells.append(_rounded(row["detectable"], 3))
-        cells.append(f"{row['n']:,}")
+        cells = [
+            f"{row['a']} - {row['b']}",
+            format_figure(figures, "x", with_interval=True),
+            _rounded(row["p_holm"], 4),
+            _rounded(row["effect_size"], 2),
+            _rounded(row["detectable"], 3),
+            f"{row['n']:,}",
+        ]
         rows.append(cells)
     measure = result["measure"]
     return f"differences in {LABELS.get(measure, measure)}", columns, rows

@@ -31,7 +31,7 @@ MAX_BYTES = 5_000_000
 _TREES = "<!-- trees -->"  # their place in the template
 
 Trees = Callable[[Run, str, int], str]
-"""Returns a section as HTML, for a run, the name of an evaluation, and the maximum size in bytes."""
+"""Returns a section as HTML, for a run, an evaluation's name, and the maximum size in bytes."""
 
 
 def write_page(
