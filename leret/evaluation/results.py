@@ -1,6 +1,7 @@
 """Scored hops of a system, the Parquet file that stores them, and TREC files for other tools.
 
-Each system has one table with a row per question, sample and hop. The rest of the evaluation reads only this table.
+Each system has one table with a row per question, sample and hop. The rest of the evaluation reads
+only this table.
 """
 
 from __future__ import annotations
@@ -26,18 +27,22 @@ from leret.core.types import Task
 class ScoredHop:
     """One hop (one search) of one run on one question.
 
-    A run has an additional last row if it failed (``failure`` is set, and there are no measures), stopped at a
-    completion that does not parse (``unparsed`` is set), or never searched (neither is set).
+    A run has an additional last row if it failed (``failure`` is set, and there are no measures),
+    stopped at a completion that does not parse (``unparsed`` is set), or never searched (neither is
+    set).
 
     Attributes:
         hop: hop number, from 1.
-        query: query text; if there are several queries, they are joined by spaces. None in the additional row.
+        query: query text; if there are several queries, they are joined by spaces. None in the
+            additional row.
         completion: completion of the LM call before the search.
         doc_ids: accumulated ranking, best first.
-        lm_calls: LM calls since the previous row; the last row of a run includes LM calls after its search.
+        lm_calls: LM calls since the previous row; the last row of a run includes LM calls after its
+            search.
         n_tokens: tokens of these calls, prompts included; None in files of older versions.
         value: Q-value of a picker's choice before the search.
-        prediction: JSON of the program's answer (`leret.rewards.answers.answer_texts`), in the last row.
+        prediction: JSON of the program's answer (`leret.rewards.answers.answer_texts`), in the last
+            row.
         picked: ids that the program picked, in the last row.
     """
 
@@ -81,9 +86,12 @@ _TUPLES = ("doc_ids", "scores", "picked")
 
 def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -> None:
     """Write per_question.parquet atomically."""
-    records = [
-        {**row.measures, **{name: _plain(getattr(row, name)) for name in _FIXED}} for row in rows
-    ]
+    records = []
+    for row in rows:
+        record: dict[str, Any] = dict(row.measures)
+        for name in _FIXED:
+            record[name] = _plain(getattr(row, name))
+        records.append(record)
     schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
     with atomic_file(path, "wb") as file:
         pq.write_table(pa.Table.from_pylist(records, schema), file)
@@ -94,11 +102,9 @@ def read_rows(path: Path) -> list[ScoredHop]:
     try:
         return [_row(record) for record in pq.read_table(path).to_pylist()]
     except (OSError, pa.ArrowException, KeyError) as error:
-        cause = (
-            f"column {error} is missing: an older leret wrote the file"
-            if isinstance(error, KeyError)
-            else error
-        )
+        cause = str(error)
+        if isinstance(error, KeyError):
+            cause = f"column {error} is missing: an older leret wrote the file"
         raise RunError(
             f"{path} cannot be read ({cause}); delete {path.parent} and run `leret eval` again"
         ) from error
@@ -143,7 +149,7 @@ class SystemResults:
         return sum(row.lm_calls for row in self.rows)
 
     def cost(self, n: int) -> dict[str, float | None]:
-        """Return LM calls, tokens, searches and seconds divided by ``n``; None for unknown tokens."""
+        """Return LM calls, tokens, searches and seconds by ``n``; None for unknown tokens."""
         tokens = [row.n_tokens for row in self.rows if row.n_tokens is not None]
         return {
             "lm_calls": self.lm_calls / n,
@@ -153,7 +159,10 @@ class SystemResults:
         }
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
-        """Select the runs on ``question_ids``, in this order, that are numbered below ``samples`` and did not fail."""
+        """Select the runs on ``question_ids``, in this order, that did not fail.
+
+        Runs are numbered from 0; those from ``samples`` are left out.
+        """
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         rows = [
             row
@@ -201,7 +210,9 @@ def write_results(directory: Path, results: SystemResults, measures: Sequence[st
 
 
 def write_answers(path: Path, questions: Mapping[str, Task], rows: Iterable[ScoredHop]) -> None:
-    """Write answers.jsonl with a line per run, if any program returned a text; ``prediction`` is null after a failure.
+    """Write answers.jsonl with a line per run, if any program returned a text.
+
+    ``prediction`` is null after a failure.
 
     If the program ended at a completion that does not parse, the prediction is the empty text.
     """
@@ -214,67 +225,78 @@ def write_answers(path: Path, questions: Mapping[str, Task], rows: Iterable[Scor
 
 def _answer(question: Task, row: ScoredHop) -> dict[str, Any]:
     inputs = question.inputs if isinstance(question.inputs, dict) else {"question": question.text}
-    values: dict[str, Any] = {
+    answer: dict[str, Any] = {
+        "id": row.question_id,
+        "inputs": inputs,
         "prediction": prediction_of(row),
         "references": question.answers,
         "found": row.doc_ids,
     }
-    values |= {"picked": row.picked, "measures": row.measures, "sample": row.sample}
-    values |= {"unparsed": row.unparsed, "failure": row.failure}
-    return {"id": row.question_id, "inputs": inputs} | {
-        name: value
-        for name, value in values.items()
-        if value or name in ("prediction", "references", "found")
-    }
+    for name in ("picked", "measures", "sample", "unparsed", "failure"):
+        value = getattr(row, name)
+        if value:
+            answer[name] = value
+    return answer
 
 
 def prediction_of(row: ScoredHop) -> str | dict[str, str] | None:
-    """Return the answer of a run, given its last row: its only text or ``answer``, or else its texts by field."""
-    texts: Any = None if row.prediction is None else json.loads(row.prediction)
-    if isinstance(texts, dict):
-        return (
-            texts["answer"]
-            if "answer" in texts
-            else next(iter(texts.values()))
-            if len(texts) == 1
-            else texts
-        )
-    return "" if texts is None and row.unparsed else texts
+    """Return the answer of a run, given its last row.
+
+    This is its only text or ``answer``, or else its texts by field.
+    """
+    texts: str | dict[str, str] | None = None
+    if row.prediction is not None:
+        texts = json.loads(row.prediction)
+    if texts is None and row.unparsed:
+        return ""
+    if isinstance(texts, dict) and "answer" in texts:
+        return texts["answer"]
+    if isinstance(texts, dict) and len(texts) == 1:
+        return next(iter(texts.values()))
+    return texts
 
 
 _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
 
 
 def escape(text: str) -> str:
-    """Escape an id for TREC files, which separate fields by white space; `urllib.parse.unquote` reverses the escaping.
+    """Escape an id for TREC files, which separate fields by white space.
+
+    `urllib.parse.unquote` reverses the escaping.
 
     >>> escape("Ed Wood (film) 100%")
     'Ed%20Wood%20(film)%20100%25'
     """
-    return _UNSAFE.sub(
-        lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text
-    )
+    return _UNSAFE.sub(_percent_code, text)
+
+
+def _percent_code(match: re.Match[str]) -> str:
+    code = match[0].encode("utf-8", "surrogatepass")
+    return "".join(f"%{byte:02X}" for byte in code)
 
 
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Mapping[str, float]]]) -> None:
-    """Write ``qid Q0 docid rank score tag`` lines; ``rankings`` are (question id, scores by document id, best first).
+    """Write ``qid Q0 docid rank score tag`` lines.
 
-    Scores are made strictly decreasing, because other tools sort by score and break ties differently.
+    ``rankings`` are (question id, scores by document id, best first). Scores are made strictly
+    decreasing, because other tools sort by score and break ties differently.
     """
-    lines = [
-        f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
-        for qid, scores in rankings
-        for rank, (doc_id, score) in enumerate(
-            zip(scores, strictly_decreasing(scores.values()), strict=True), start=1
-        )
-    ]
+    lines = []
+    for question_id, scores in rankings:
+        decreasing = strictly_decreasing(scores.values())
+        for rank, (doc_id, score) in enumerate(zip(scores, decreasing, strict=True), start=1):
+            ids = f"{escape(question_id)} Q0 {escape(doc_id)}"
+            lines.append(f"{ids} {rank} {score:.9g} {escape(tag)}\n")
     write_atomically(path, "".join(lines))
 
 
 def gold_scores(
     question: Task, doc_ids: Sequence[str], scores: Sequence[float]
 ) -> dict[str, float]:
-    """Return scores by id, best first, with parents in place of chunks if the question's gold ids are parents."""
+    """Return scores by id, best first.
+
+    Parents replace chunks if the question's gold ids are parents.
+    """
     best: dict[str, float] = {}
     for doc_id, score in zip(doc_ids, scores, strict=True):
         best.setdefault(question.parents.get(doc_id, doc_id), score)
@@ -283,11 +305,10 @@ def gold_scores(
 
 def write_qrels(path: Path, questions: Iterable[Task]) -> None:
     """Write a ``qid 0 docid grade`` line per gold document."""
-    lines = [
-        f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n"
-        for q in questions
-        for doc_id, grade in q.grades.items()
-    ]
+    lines = []
+    for question in questions:
+        for doc_id, grade in question.grades.items():
+            lines.append(f"{escape(question.id)} 0 {escape(doc_id)} {grade}\n")
     write_atomically(path, "".join(lines))
 
 

@@ -29,7 +29,10 @@ _SYSTEM = "raw-question"
 
 @dataclass(frozen=True)
 class RetrieverReport:
-    """Results of a retriever: ``values`` (n_questions, n_measures); means (``measures``) and their ``intervals``."""
+    """Results of a retriever: ``values`` (n_questions, n_measures).
+
+    Means (``measures``) and their ``intervals``.
+    """
 
     retriever: str
     questions: tuple[Task, ...]
@@ -46,11 +49,10 @@ class RetrieverReport:
 
     @property
     def finds_gold(self) -> bool:
-        pairs = zip(self.questions, self.rankings, strict=True)
-        return any(
-            set(question.gold).intersection(_scores(question, ranking))
-            for question, ranking in pairs
-        )
+        for question, ranking in zip(self.questions, self.rankings, strict=True):
+            if set(question.gold).intersection(_scores(question, ranking)):
+                return True
+        return False
 
     def brief(self) -> dict[str, Any]:
         """Return the values printed by ``--json``."""
@@ -58,13 +60,13 @@ class RetrieverReport:
 
     def save(self, directory: Path) -> None:
         """Write summary.json, run.trec, qrels.trec and per_question.jsonl."""
-        pairs = zip(self.questions, self.rankings, strict=True)
-        rankings = ((question.id, _scores(question, ranking)) for question, ranking in pairs)
-        rows = (
-            json.dumps({"id": q.id, **dict(zip(self.measures, map(float, values), strict=True))})
-            + "\n"
-            for q, values in zip(self.questions, self.values, strict=True)
-        )
+        rankings = []
+        for question, ranking in zip(self.questions, self.rankings, strict=True):
+            rankings.append((question.id, _scores(question, ranking)))
+        lines = []
+        for question, values in zip(self.questions, self.values, strict=True):
+            row = dict(zip(self.measures, map(float, values), strict=True))
+            lines.append(json.dumps({"id": question.id, **row}) + "\n")
         summary = {
             **self.brief(),
             "intervals": {name: list(bounds) for name, bounds in self.intervals.items()},
@@ -77,7 +79,7 @@ class RetrieverReport:
         try:
             write_run(directory / "run.trec", _SYSTEM, rankings)
             write_qrels(directory / "qrels.trec", self.questions)
-            write_atomically(directory / "per_question.jsonl", "".join(rows))
+            write_atomically(directory / "per_question.jsonl", "".join(lines))
             write_atomically(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
         except OSError as error:
             raise RunError(
@@ -91,7 +93,9 @@ def evaluate_retriever(
     measures: Sequence[str],
     progress: Progress | None = None,
 ) -> RetrieverReport:
-    """Search to the depth of the largest cut-off (a measure without one counts as 100), and score the rankings.
+    """Search to the depth of the largest cut-off, and score the rankings.
+
+    A measure without a cut-off counts as 100.
 
     Raises:
         DataError: there are no questions, or a question has no gold documents.
@@ -103,8 +107,9 @@ def evaluate_retriever(
         raise DataError("there are no questions to evaluate; choose another split or question file")
     if bare:
         raise DataError(
-            f"{len(bare)} of {len(questions)} questions have no relevant documents, for example {bare[0]!r}; add "
-            "relevant_doc_ids to these questions, or remove the questions"
+            f"{len(bare)} of {len(questions)} questions have no relevant documents, "
+            f"for example {bare[0]!r}; "
+            "add relevant_doc_ids to these questions, or remove the questions"
         )
     depth = max(int(name.partition("@")[2] or _DEPTH) for name in names)
     began = time.monotonic()
@@ -152,31 +157,29 @@ def measure(
 ) -> NDArray[np.float64]:
     """Return each ranking's measures, (n_questions, n_measures); an empty ranking scores 0.
 
-    TREC tools sort by score in single precision, so scores are made strictly decreasing to keep the ranks.
+    TREC tools sort by score in single precision, so scores are made strictly decreasing to keep the
+    ranks.
     """
     import ir_measures
 
-    column = {name: i for i, name in enumerate(names)}
-    qrels = [
-        ir_measures.Qrel(str(i), doc_id, grade)
-        for i, question in enumerate(questions)
-        for doc_id, grade in question.grades.items()
-    ]
-    run = [
-        ir_measures.ScoredDoc(str(i), doc_id, score)
-        for i, scores in enumerate(map(_scores, questions, rankings))
-        for doc_id, score in zip(scores, strictly_decreasing(scores.values()), strict=True)
-    ]
+    qrels = []
+    run = []
+    for i, (question, ranking) in enumerate(zip(questions, rankings, strict=True)):
+        for doc_id, grade in question.grades.items():
+            qrels.append(ir_measures.Qrel(str(i), doc_id, grade))
+        scores = _scores(question, ranking)
+        decreasing = strictly_decreasing(scores.values())
+        for doc_id, score in zip(scores, decreasing, strict=True):
+            run.append(ir_measures.ScoredDoc(str(i), doc_id, score))
     values = np.zeros((len(questions), len(names)))
     if run:
-        for metric in ir_measures.iter_calc(
-            list(map(ir_measures.parse_measure, names)), qrels, run
-        ):
+        column = {name: i for i, name in enumerate(names)}
+        measures = [ir_measures.parse_measure(name) for name in names]
+        for metric in ir_measures.iter_calc(measures, qrels, run):
             values[int(metric.query_id), column[str(metric.measure)]] = metric.value
     return values
 
 
 def _scores(question: Task, ranking: Ranking) -> dict[str, float]:
-    return gold_scores(
-        question, [passage.doc_id for passage in ranking], [passage.score for passage in ranking]
-    )
+    doc_ids = [passage.doc_id for passage in ranking]
+    return gold_scores(question, doc_ids, [passage.score for passage in ranking])

@@ -48,40 +48,52 @@ CONCURRENCY = 256
 
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
-"""The evaluation stops if more than this share of runs has failed; it checks once `_MIN_RUNS` runs have ended."""
+"""The evaluation stops if more than this share of runs has failed.
+
+It checks once `_MIN_RUNS` runs have ended.
+"""
 
 OnEnd = Callable[[Rollout], Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class Policies:
-    """Policies of a run: ``others`` by predictor, and ``base`` for all predictors not in ``others``."""
+    """Policies of a run: ``others`` by predictor, and ``base`` for all other predictors."""
 
     base: PolicySettings
     others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
-        """Map predictors to a system's policy settings; the key "" is for the predictors that are not listed."""
+        """Map predictors to a system's policy settings.
+
+        The key "" is for the predictors that are not listed.
+        """
         if system is not None and system.settings:
             return dict(system.settings)
         settings: dict[str, PolicySettings] = {"": self.base, **self.others}
-        for directory, predictors in (system.directories if system is not None else {}).items():
+        if system is None:
+            return settings
+        for directory, predictors in system.directories.items():
             before = self.others.get(next(iter(predictors), ""), self.base)
-            others = {name: one for name, one in settings.items() if name}
-            settings = by_predictor(
-                self.base, others, before.in_process(str(directory.resolve())), predictors
-            )
+            trained = before.in_process(str(directory.resolve()))
+            others = {name: policy for name, policy in settings.items() if name}
+            settings = by_predictor(self.base, others, trained, predictors)
         return settings
 
     def digest(self, system: System) -> str:
         """Compute the digest of a system's policies without loading them."""
-        digests = {name: compute_digest(one) for name, one in self.settings(system).items()}
+        digests = {}
+        for name, policy in self.settings(system).items():
+            digests[name] = compute_digest(policy)
         return digests[""] if len(digests) == 1 else digest("policies", digests)
 
 
 @dataclass
 class Evaluator:
-    """Evaluates systems on one set of questions; ``key`` is a digest of the inputs that all systems share."""
+    """Evaluates systems on one set of questions.
+
+    ``key`` is a digest of the inputs that all systems share.
+    """
 
     run: Run
     directory: Path
@@ -97,7 +109,8 @@ class Evaluator:
     """Environments with other retrievers, by `System.retriever`."""
     reader: ReaderSettings | None = None
     dtype: Literal["float32"] | None = None  # of local policies; None: as their settings say
-    # Open policies by name (None: the reader). They share an event loop, because connections belong to one loop.
+    # Open policies by name (None: the reader).
+    # They share an event loop, because connections belong to one loop.
     _open: dict[str | None, Policy] = field(default_factory=dict, init=False)
     _loop: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
 
@@ -119,28 +132,25 @@ class Evaluator:
         finally:  # also after an interruption or an outage
             results.seconds += time.monotonic() - began
             results.sort([question.id for question in self.questions])
-            with (
-                self.run.writing(),
-                ThreadPoolExecutor(1) as writer,
-            ):  # Ctrl-C does not interrupt threads
-                writer.submit(
-                    write_results, self.directory / system.name, results, list(self.measures)
-                ).result()
+            directory = self.directory / system.name
+            # Ctrl-C does not interrupt threads
+            with self.run.writing(), ThreadPoolExecutor(1) as writer:
+                writer.submit(write_results, directory, results, list(self.measures)).result()
         return results, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
-        """Return a system's stored results and, for each sample number, the questions without results."""
+        """Return stored results and, for each sample number, the questions without results."""
         samples = self.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
-        results = read_results(self.directory / system.name, self._key_of(system)).only(
-            ids, samples
-        )
+        stored = read_results(self.directory / system.name, self._key_of(system))
+        results = stored.only(ids, samples)
         done = results.runs()
-        todo = {
-            sample: [q for q in self.questions if (q.id, sample) not in done]
-            for sample in range(samples)
-        }
-        return results, {sample: questions for sample, questions in todo.items() if questions}
+        todo = {}
+        for sample in range(samples):
+            questions = [task for task in self.questions if (task.id, sample) not in done]
+            if questions:
+                todo[sample] = questions
+        return results, todo
 
     def close(self) -> None:
         while self._open:
@@ -148,72 +158,67 @@ class Evaluator:
         self._loop.close()
 
     def _key_of(self, system: System) -> str:
-        key = (
-            self.key
-            if system.retriever is None
-            else digest(self.key, self._retriever(system).digest)
-        )
+        key = self.key
+        if system.retriever is not None:
+            key = digest(key, self._retriever(system).digest)
         if system.prompt is None:
             return digest(key, system.name)
         decoding = self.decoding
         sampling: list[Any] = [decoding.max_tokens, decoding.temperature, decoding.top_p]
-        sampling += [decoding.seed] if decoding.temperature > 0 else []
-        sampling += [decoding.limits] if decoding.limits else []
+        if decoding.temperature > 0:
+            sampling.append(decoding.seed)
+        if decoding.limits:
+            sampling.append(decoding.limits)
         return digest(key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
         self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults
     ) -> None:
-        environment, n_runs, n_before = (
-            self.environment,
-            sum(map(len, todo.values())),
-            len(results.runs()),
-        )
-        self.progress.start(f"evaluating {system.name}", n_runs)
+        runs = []
+        for index, tasks in todo.items():
+            runs += [(task, index) for task in tasks]
+        n_before = len(results.runs())
+        self.progress.start(f"evaluating {system.name}", len(runs))
         n_done = n_failed = 0
 
         async def ended(rollout: Rollout) -> None:
             nonlocal n_done, n_failed
             rollout, n_calls, n_tokens = await self._read(rollout)
             *rows, last = self._scorer.rows(rollout)
-            last = replace(
-                last, lm_calls=last.lm_calls + n_calls, n_tokens=(last.n_tokens or 0) + n_tokens
-            )
-            results.rows += [*rows, last]
+            n_calls += last.lm_calls
+            n_tokens += last.n_tokens or 0
+            results.rows += [*rows, replace(last, lm_calls=n_calls, n_tokens=n_tokens)]
             n_done += 1
             n_failed += rollout.error is not None
             self.progress.advance(1, failures=n_failed)
-            if rollout.failure and not rollout.unparsed and n_done >= min(_MIN_RUNS, n_runs):
+            if rollout.failure and not rollout.unparsed and n_done >= min(_MIN_RUNS, len(runs)):
                 _stop_if_most_failed(rollout.failure, n_failed, n_done, n_before)
 
+        environment = self.environment
         wanted = (lambda task: task.gold) if system.method == ORACLE else None
         script = partial(ScriptedPolicy, environment.formatter, wanted=wanted)
-        retriever = (
-            rm3_retriever(environment.engine) if system.name == RM3 else self._retriever(system)
-        )
-        score = partial(for_each, do=ended, concurrency=CONCURRENCY)
-        run = partial(
-            self._run, retriever, [(task, index) for index, tasks in todo.items() for task in tasks]
-        )
+        retriever = self._retriever(system)
+        run = partial(self._run, retriever, runs)
         try:
             if system.prompt is not None:
                 policy = self._open[system.policy or ""]
                 actor: Actor = PolicyActor(
                     policy, environment.formatter, self.decoding, system.prompt
                 )
-                work = run(
-                    HydeActor(policy, self.decoding) if system.method == HYDE else actor, ended
-                )
+                if system.method == HYDE:
+                    actor = HydeActor(policy, self.decoding)
+                work = run(actor, ended)
             elif system.method == ORACLE:
-                places: dict[str, dict[int, int]] = {}
+                queries: dict[str, dict[int, int]] = {}
 
                 async def note(rollout: Rollout) -> None:
-                    places[rollout.task_id] = query_places(rollout)
+                    queries[rollout.task_id] = query_places(rollout)
 
                 self._loop.run(run(script(marked_question), note))
-                work = run(script(oracle_titles(environment.corpus, places)), ended)
+                work = run(script(oracle_titles(environment.corpus, queries)), ended)
             elif system.method == RAW and self._calls_tools():
-                work = score(one_search(retriever, todo[0], environment.recipe.retriever.k))
+                searches = one_search(retriever, todo[0], environment.recipe.retriever.k)
+                work = for_each(searches, ended, CONCURRENCY)
             else:
                 work = run(script(raw_question), ended)
             self._loop.run(work)
@@ -221,16 +226,18 @@ class Evaluator:
             self.progress.finish()
 
     def _retriever(self, system: System) -> Retriever:
-        return (
-            self.environment if system.retriever is None else self.others[system.retriever]
-        ).retriever
+        if system.name == RM3:
+            return rm3_retriever(self.environment.engine)
+        if system.retriever is None:
+            return self.environment.retriever
+        return self.others[system.retriever].retriever
 
     def _calls_tools(self) -> bool:
         predictors = self.environment.replay.predictors.items()
         return any(special_fields(name, predictor.signature) for name, predictor in predictors)
 
     async def _read(self, rollout: Rollout) -> tuple[Rollout, int, int]:
-        """Return the rollout with the reader's answer as its prediction, and the reader's LM calls and tokens."""
+        """Return the rollout with the reader's answer, and the reader's LM calls and tokens."""
         reader = self.reader
         if reader is None or rollout.error is not None:
             return rollout, 0, 0
@@ -259,20 +266,25 @@ class Evaluator:
         program = ProgramRunner(self.environment.replay, self.environment.formatter, searches)
         runner = RolloutRunner(program, actor)
 
-        async def one(run: tuple[Task, int]) -> None:
+        async def run_to_end(run: tuple[Task, int]) -> None:
             await on_end(await runner.run_one(*run))
 
         try:
-            await for_each(runs, one, CONCURRENCY)
+            await for_each(runs, run_to_end, CONCURRENCY)
         finally:
             searches.close()
 
     def _policy(self, name: str | None, settings: Mapping[str, PolicySettings]) -> None:
-        """Open a policy and leave it open for the next systems; close a different one, except the reader."""
-        if name not in self._open:
-            for other in set(self._open) - {None} if name is not None else ():
-                self._loop.run(self._open.pop(other).aclose())
-            self._open[name] = open_policies(settings, self._make)
+        """Open a policy and leave it open for the next systems.
+
+        A different one is closed, except the reader.
+        """
+        if name in self._open:
+            return
+        if name is not None:
+            for previous in set(self._open) - {None}:
+                self._loop.run(self._open.pop(previous).aclose())
+        self._open[name] = open_policies(settings, self._make)
 
     def _make(self, settings: PolicySettings) -> Policy:
         if self.dtype is not None and isinstance(settings, LocalPolicySettings):
@@ -281,11 +293,13 @@ class Evaluator:
 
 
 def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
-    n_all = n_done + (
-        n_before if failure.kind == "prompt" else 0
-    )  # a prompt that is too long always fails
+    n_all = n_done
+    if failure.kind == "prompt":  # a prompt that is too long always fails
+        n_all += n_before
     if n_failed > _MAX_FAILED * n_all:
-        raise BOUNDARIES.get(failure.kind, PolicyError)(
-            f"evaluation stopped because {n_failed} of {n_all} runs failed; last failure: {failure.message}. "
+        boundary = BOUNDARIES.get(failure.kind, PolicyError)
+        raise boundary(
+            f"evaluation stopped because {n_failed} of {n_all} runs failed; "
+            f"last failure: {failure.message}. "
             "Finished runs are stored; fix the cause and run the same command again"
         )

@@ -1,8 +1,9 @@
 """`leret score`: compare the answers in a file with the references in another file.
 
-A file is text with one answer per line, or has records (JSON lines, a JSON array, CSV, Parquet), such as
-``eval/SYSTEM/answers.jsonl``. Records are matched by ``id`` if both files have ids, and otherwise by their order. A
-blank answer is an empty answer, which is scored; null is a failure, which is not. A blank reference is none.
+A file is text with one answer per line, or has records (JSON lines, a JSON array, CSV, Parquet),
+such as ``eval/SYSTEM/answers.jsonl``. Records are matched by ``id`` if both files have ids, and
+otherwise by their order. A blank answer is an empty answer, which is scored; null is a failure,
+which is not. A blank reference is none.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from leret.rewards.answers import answer_of
 
 _ANSWERS = ("prediction", "answer", "reply", "text")
 _REFERENCES = ("references", "answers", "reference", "answer", "text")
-_Entry = tuple[
-    str | None, Any
-]  # id, and an answer (None after a failure, or several texts) or references
+_Entry = tuple[str | None, Any]
+"""Id, and an answer (None after a failure, or several texts) or references."""
+
 _RECORDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
 
@@ -37,7 +38,8 @@ _RECORDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 class ScoreReport:
     """Values of the measures with their intervals.
 
-    ``n_failed`` answers are null, and ``n_without_reference`` have no reference answer; both are not scored.
+    ``n_failed`` answers are null, and ``n_without_reference`` have no reference answer; both are
+    not scored.
     """
 
     n_answers: int
@@ -53,31 +55,25 @@ def score(
     """Score answers with ``recipe.measures``; ``field`` names the column of the answers.
 
     Raises:
-        DataError: a file cannot be read, or the files do not have the same ids or numbers of answers.
+        DataError: a file cannot be read, or the files do not have the same ids or numbers of
+            answers.
         ConfigError: a measure is unknown or applies to none of the answers.
     """
     names = (field,) if field else _ANSWERS
     answers = _read(predictions, lambda record: _answer(record, names), str)
-    known = _read(
-        references,
-        lambda record: reference_answers(record, _column(record, _REFERENCES)),
-        _line_answers,
-    )
-    pairs = _matched(answers, known, predictions, references)
-    tasks = [Task(str(i), {}, answers=texts) for i, (_, texts) in enumerate(pairs)]
-    outcomes = [
-        Outcome(task, prediction=answer) for task, (answer, _) in zip(tasks, pairs, strict=True)
-    ]
+    texts = _read(references, _references, _line_answers)
+    outcomes = []
+    for i, (answer, expected) in enumerate(_matched(answers, texts, predictions, references)):
+        outcomes.append(Outcome(Task(str(i), {}, answers=expected), prediction=answer))
     measures = scorings(recipe.specs, "--measures")
-    corpus, values, intervals = (
-        corpus_measures(recipe.specs),
-        dict[str, float | None](),
-        dict[str, Any](),
-    )
+    corpus = corpus_measures(recipe.specs)
+    values: dict[str, float | None] = {}
+    intervals: dict[str, list[float | None]] = {}
     for name, measure in measures.items():
-        if not any(map(measure.applies, tasks)):
+        if not any(measure.applies(outcome.task) for outcome in outcomes):
             raise ConfigError(
-                f"--measures: {name} does not apply to answers and references; choose another measure"
+                f"--measures: {name} does not apply to answers and references; "
+                "choose another measure"
             )
         scores = [measure(outcome) for outcome in outcomes]
         if name in corpus:
@@ -87,23 +83,26 @@ def score(
                 for outcome, value in zip(outcomes, scores, strict=True)
                 if value is not None
             ]
-            rows = whole.rows(
-                [answer_of(one, read) or "" for one in scored], [one.task.answers for one in scored]
-            )
+            predicted = [answer_of(outcome, read) or "" for outcome in scored]
+            rows = whole.rows(predicted, [outcome.task.answers for outcome in scored])
             values[name] = json_number(whole.value(rows)) if scored else None
             intervals[name] = corpus_interval(rows, whole, recipe)
         else:
-            column = np.array([[np.nan if value is None else value] for value in scores])
+            column = np.array(scores, dtype=float)[:, None]  # None is NaN
             values[name] = json_number(nan_mean(column)[0])
-            bounds = bootstrap_intervals(column, recipe.resamples, recipe.confidence, recipe.seed)
-            intervals[name] = list(map(json_number, bounds[0]))
-    n_failed = sum(answer is None for answer, _ in pairs)
-    n_without_reference = sum(not texts for _, texts in pairs)
-    return ScoreReport(len(pairs), n_failed, n_without_reference, values, intervals)
+            [bounds] = bootstrap_intervals(column, recipe.resamples, recipe.confidence, recipe.seed)
+            intervals[name] = [json_number(bound) for bound in bounds]
+    n_failed = sum(outcome.prediction is None for outcome in outcomes)
+    n_without_reference = sum(not outcome.task.answers for outcome in outcomes)
+    return ScoreReport(len(outcomes), n_failed, n_without_reference, values, intervals)
 
 
 def _line_answers(line: str) -> tuple[str, ...]:
     return (line,) if line.strip() else ()
+
+
+def _references(record: Mapping[str, Any]) -> Any:
+    return reference_answers(record, _column(record, _REFERENCES))
 
 
 def _answer(record: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -127,15 +126,18 @@ def _read(
     """Return the entries of a file, in order."""
     if not any(suffix in path.suffixes for suffix in _RECORDS):
         return [(None, of_line(line)) for line in _lines(path)]
-    problems, entries = Problems(), list[_Entry]()
+    problems = Problems()
+    entries: list[_Entry] = []
     for record in records(path, problems):
         id = record.value.get("id")
         if isinstance(id, str) and not id.strip():
             id = None
         try:
-            entries.append((None if id is None else str(id), of_record(record.value)))
+            value = of_record(record.value)
         except BadRecord as problem:
             problems.add(record.place, problem)
+        else:
+            entries.append((None if id is None else str(id), value))
     problems.check(str(path), skip_invalid=False)
     return entries
 
@@ -157,33 +159,49 @@ def _lines(path: Path) -> list[str]:
 def _matched(
     answers: list[_Entry], references: list[_Entry], predictions: Path, source: Path
 ) -> list[tuple[Any, Any]]:
-    """Pair answers with references, by id if both have ids, or else by order; DataError if any has no partner."""
-    sides = [
-        (dict(entries), entries, path)
-        for entries, path in ((answers, predictions), (references, source))
-    ]
-    for known, entries, path in sides:
-        if None in known and len(known) > 1:
-            raise DataError(
-                f"{path}: some records have an id and others have none; add the missing ids"
-            )
-        if None not in known and len(known) < len(entries):
-            twice = next(id for id, n in Counter(id for id, _ in entries).items() if n > 1)
-            raise DataError(f"{path}: id {twice!r} occurs more than once; keep one answer per id")
-    mine, theirs = (known for known, *_ in sides)
-    if None in mine or None in theirs:
+    """Pair answers with references, by id if both have ids, or else by order.
+
+    DataError if any has no partner.
+    """
+    answer_of_id = _by_id(answers, predictions)
+    reference_of_id = _by_id(references, source)
+    if None in answer_of_id or None in reference_of_id:
         if len(answers) != len(references):
+            without_ids = predictions if None in answer_of_id else source
             raise DataError(
-                f"{predictions} has {len(answers)} answers, but {source} has {len(references)} references; add ids to "
-                f"{predictions if None in mine else source}, or write the same number in the same order"
+                f"{predictions} has {len(answers)} answers, but {source} has {len(references)} "
+                f"references; add ids to {without_ids}, or write the same number in the same order"
             )
-        return [(one[1], other[1]) for one, other in zip(answers, references, strict=True)]
-    for one, other, path, place in (
-        (mine, theirs, predictions, source),
-        (theirs, mine, source, predictions),
-    ):
-        if missing := [id for id in one if id not in other]:
-            raise DataError(
-                f"{len(missing)} ids of {path} are not in {place}, for example {missing[0]!r}; add or remove them"
-            )
-    return [(answer, theirs[id]) for id, answer in answers]
+        pairs = zip(answers, references, strict=True)
+        return [(answer, reference) for (_, answer), (_, reference) in pairs]
+    _refuse_unmatched(answer_of_id, reference_of_id, predictions, source)
+    _refuse_unmatched(reference_of_id, answer_of_id, source, predictions)
+    return [(answer, reference_of_id[id]) for id, answer in answers]
+
+
+def _by_id(entries: list[_Entry], path: Path) -> dict[str | None, Any]:
+    """Map ids to values; the only key is None if no record has an id."""
+    by_id = dict(entries)
+    if None in by_id and len(by_id) > 1:
+        raise DataError(
+            f"{path}: some records have an id and others have none; add the missing ids"
+        )
+    if None not in by_id and len(by_id) < len(entries):
+        counts = Counter(id for id, _ in entries)
+        twice = next(id for id, n in counts.items() if n > 1)
+        raise DataError(f"{path}: id {twice!r} occurs more than once; keep one answer per id")
+    return by_id
+
+
+def _refuse_unmatched(
+    values: Mapping[str | None, Any],
+    partners: Mapping[str | None, Any],
+    path: Path,
+    partner_path: Path,
+) -> None:
+    missing = [id for id in values if id not in partners]
+    if missing:
+        raise DataError(
+            f"{len(missing)} ids of {path} are not in {partner_path}, for example {missing[0]!r}; "
+            "add or remove them"
+        )

@@ -48,7 +48,10 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Result of an evaluation. ``asked`` names the systems run by this call, none if it was ``already`` complete."""
+    """Result of an evaluation.
+
+    ``asked`` names the systems run by this call, none if it was ``already`` complete.
+    """
 
     summary: Mapping[str, Any]
     path: Path
@@ -63,26 +66,32 @@ def evaluate(
 ) -> EvalReport:
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
-    Stored results for the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C,
-    repeat the call to continue. ``trees`` writes the report's section on single questions.
+    Stored results for the same policy, prompt, data and settings are reused; failed questions run
+    again. After Ctrl-C, repeat the call to continue. ``trees`` writes the report's section on
+    single questions.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
-        DataError: an evaluation question was used for sampling in this run, or there are no questions.
-        PolicyError, RetrievalError, ProgramError: more than half of a system's runs failed; finished runs are stored.
+        DataError: an evaluation question was used for sampling in this run, or there are no
+            questions.
+        PolicyError, RetrievalError, ProgramError: more than half of a system's runs failed;
+            finished runs are stored.
         RunError: the run was not sampled, cannot be read or written, or its inputs have changed.
     """
     began = time.monotonic()
     evaluation = resolve(recipe, run)
-    path, page = evaluation.directory / "summary.json", evaluation.page
-    if (before := evaluation.done()) is not None:
+    path = evaluation.directory / "summary.json"
+    page = evaluation.page
+    before = evaluation.done()
+    if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
     values = _chosen_on(evaluation, progress)
     with dated(run.manifest.date), Environment.open(run) as environment:
         questions = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, questions, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _with_focus(_summary(evaluation, questions, results), evaluation, values)
+        summary = _summary(evaluation, questions, results)
+        _set_focus(summary, evaluation, values)
         measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
         shown = _examples(
             evaluation, environment, questions.tasks, results, summary["focus"], measure
@@ -91,10 +100,8 @@ def evaluate(
             write_qrels(evaluation.directory / "qrels.trec", questions.tasks)
             _write_json(evaluation.directory / "examples.json", shown)
             if evaluation.delivers:
-                hero = next(
-                    (system for system in evaluation.systems if system.name == summary["focus"]),
-                    None,
-                )
+                systems = {system.name: system for system in evaluation.systems}
+                hero = systems.get(summary["focus"])
                 _deliver(run, environment, evaluation.policies.settings(hero))
     run.update(eval=recipe.model_dump(mode="json"))
     with run.writing():
@@ -105,23 +112,24 @@ def evaluate(
 
 
 def _chosen_on(evaluation: Evaluation, progress: Progress | None) -> dict[str, float]:
-    """Evaluate the policies on the split that chooses one of them; return their values, none if there is no choice."""
+    """Evaluate the policies on the split that chooses one of them.
+
+    Returns their values, none if there is no choice.
+    """
     recipe = choosing(evaluation)
     if recipe is None:
         return {}
-    return _values(evaluate(recipe, evaluation.run, progress=progress).summary)
+    report = evaluate(recipe, evaluation.run, progress=progress)
+    return _values(report.summary)
 
 
-def _with_focus(
-    summary: dict[str, Any], evaluation: Evaluation, values: dict[str, float]
-) -> dict[str, Any]:
-    """Add ``focus`` (the policy to deliver) and, if it was chosen by a measure, ``chosen_on`` (value by policy)."""
+def _set_focus(summary: dict[str, Any], evaluation: Evaluation, values: dict[str, float]) -> None:
+    """Set ``focus`` and, if it was chosen by a measure, ``chosen_on`` (value by policy)."""
     if evaluation.recipe.choose_on == evaluation.recipe.split:
         values = _values(summary)
     summary["focus"] = focus(evaluation.systems, values)
     if values:
         summary["chosen_on"] = values
-    return summary
 
 
 def _values(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -134,22 +142,14 @@ def _values(summary: Mapping[str, Any]) -> dict[str, float]:
 def _evaluate_systems(
     evaluation: Evaluation, evaluator: Evaluator
 ) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
-    """Evaluate all systems and close the evaluator; return the names of the systems that were run, and all results."""
-    asked, results = [], {}
+    """Evaluate all systems and close the evaluator.
+
+    Returns the names of the systems that were run, and all results.
+    """
+    asked = []
+    results = {}
     try:
-        incomplete = [
-            s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]
-        ]
-        used = {
-            policy
-            for system in incomplete
-            for policy in evaluation.policies.settings(system).values()
-        }
-        if evaluation.recipe.reader and any(
-            evaluator.missing(system)[1] for system in evaluation.systems
-        ):
-            used.add(evaluation.recipe.reader.policy)
-        for policy in used:
+        for policy in _policies_in_use(evaluation, evaluator):
             asyncio.run(probe(policy))
         for system in evaluation.systems:
             results[system.name], new = evaluator.evaluate(system)
@@ -161,35 +161,57 @@ def _evaluate_systems(
     return tuple(asked), results
 
 
+def _policies_in_use(evaluation: Evaluation, evaluator: Evaluator) -> set[PolicySettings]:
+    """Return the policies, and the reader, of systems with questions to run."""
+    policies: set[PolicySettings] = set()
+    for system in evaluation.systems:
+        _, todo = evaluator.missing(system)
+        if todo and system.prompt is not None:
+            policies.update(evaluation.policies.settings(system).values())
+        if todo and evaluation.recipe.reader:
+            policies.add(evaluation.recipe.reader.policy)
+    return policies
+
+
 def _record(
     evaluation: Evaluation, system: System, results: SystemResults, questions: Sequence[Task]
 ) -> None:
     """Write a system's run.trec and answers.jsonl, and log an event."""
-    last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
     tasks = {task.id: task for task in questions}
+    rankings = {}
+    for row in results.rows:
+        if row.sample == 0 and row.failure is None:
+            rankings[row.question_id] = (row.doc_ids, row.scores)
+    scores = []
+    for id, (doc_ids, values) in rankings.items():
+        scores.append((id, gold_scores(tasks[id], doc_ids, values)))
     with evaluation.run.writing():
-        rankings = (
-            (id, gold_scores(tasks[id], row.doc_ids, row.scores)) for id, row in last.items()
-        )
         directory = evaluation.directory / system.name
-        write_run(directory / "run.trec", system.name, rankings)
+        write_run(directory / "run.trec", system.name, scores)
         write_answers(directory / "answers.jsonl", tasks, results.rows)
-    facts = {
-        "seconds": round(results.seconds, 3),
-        "failed": sum(row.failure is not None for row in results.rows),
-    }
-    name = evaluation.recipe.evaluation_name
-    evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
+    evaluation.run.event(
+        "eval",
+        "evaluated",
+        name=evaluation.recipe.evaluation_name,
+        system=system.name,
+        seconds=round(results.seconds, 3),
+        failed=sum(row.failure is not None for row in results.rows),
+    )
 
 
 def _summary(
     evaluation: Evaluation, questions: Questions, results: Mapping[str, SystemResults]
 ) -> dict[str, Any]:
-    recipe, tasks, gold = evaluation.recipe, questions.tasks, list(questions.gold.values())
-    evaluated = [(system, results[system.name]) for system in evaluation.systems]
-    left_out = [system.name for system, rows in evaluated if _is_no_bound(system, questions, rows)]
-    evaluated = [(system, rows) for system, rows in evaluated if system.name not in left_out]
-    summary = summarise(evaluated, tasks, list(evaluation.measures), recipe)
+    recipe = evaluation.recipe
+    evaluated = []
+    left_out = []
+    for system in evaluation.systems:
+        if _is_no_bound(system, questions, results[system.name]):
+            left_out.append(system.name)
+        else:
+            evaluated.append((system, results[system.name]))
+    summary = summarise(evaluated, questions.tasks, list(evaluation.measures), recipe)
+    gold = questions.gold.values()
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
@@ -199,35 +221,48 @@ def _summary(
         "leaks": check_leaks(evaluation, questions),
         "gold_coverage": sum(gold) / len(gold) if gold else None,
         "reader": evaluation.reader,
-        "notes": [
-            *questions.notes,
-            *(
-                f"the reader {one['model']} wrote all answers"
-                for one in filter(None, [evaluation.reader])
-            ),
-            *(
-                hyde_note("the base policy", rows.rows)
-                for name, rows in results.items()
-                if name == HYDE
-            ),
-            *label_notes(recipe.specs, tasks),
-            *(
-                f"{name} is left out: it picks gold documents, but this program's picks are not documents"
-                for name in left_out
-            ),
-            *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"]
-            * (False in gold),
-        ],
+        "notes": _notes(evaluation, questions, results, left_out),
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
     }
 
 
+def _notes(
+    evaluation: Evaluation,
+    questions: Questions,
+    results: Mapping[str, SystemResults],
+    left_out: Sequence[str],
+) -> list[str]:
+    """Return the notes of the report on data, answers, measures and systems."""
+    notes = list(questions.notes)
+    if evaluation.reader:
+        notes.append(f"the reader {evaluation.reader['model']} wrote all answers")
+    if HYDE in results:
+        notes.append(hyde_note("the base policy", results[HYDE].rows))
+    notes += label_notes(evaluation.recipe.specs, questions.tasks)
+    for name in left_out:
+        notes.append(
+            f"{name} is left out: it picks gold documents, "
+            "but this program's picks are not documents"
+        )
+    n_absent = list(questions.gold.values()).count(False)
+    if n_absent:
+        notes.append(f"the corpus lacks {n_absent:,} of {len(questions.gold):,} gold documents")
+    return notes
+
+
 def _is_no_bound(system: System, questions: Questions, results: SystemResults) -> bool:
     """Return True for an oracle that picked candidates, but never a gold document."""
+    if system.method != ORACLE:
+        return False
     gold = {task.id: task.gold for task in questions.tasks}
-    picks = [id in gold[row.question_id] for row in results.rows for id in row.picked]
-    return system.method == ORACLE and bool(picks) and not any(picks)
+    has_picks = False
+    for row in results.rows:
+        for id in row.picked:
+            if id in gold[row.question_id]:
+                return False
+            has_picks = True
+    return has_picks
 
 
 def _examples(
@@ -241,8 +276,14 @@ def _examples(
     rival = evaluation.recipe.baseline
     if name is None or rival not in results or rival == name:
         return None
-    ours, theirs = ((system, results[system].rows) for system in (name, rival))
-    return examples(ours, theirs, tasks, environment.corpus, evaluation.recipe.examples, measure)
+    return examples(
+        (name, results[name].rows),
+        (rival, results[rival].rows),
+        tasks,
+        environment.corpus,
+        evaluation.recipe.examples,
+        measure,
+    )
 
 
 def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySettings]) -> None:
@@ -264,16 +305,16 @@ def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySe
 
 def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
     """Mark the evaluation as complete, unless questions failed."""
-    key = "" if any(row["failed"] for row in summary["rows"]) else evaluation.key
-    names = [
-        f"{s.name}/{file}"
-        for s in evaluation.systems
-        for file in ("evaluated.json", "per_question.parquet")
-    ]
-    files = (evaluation.directory / name for name in ("summary.json", "qrels.trec", *names))
-    mark_completed(
-        evaluation.directory, "eval", key, {}, files
-    )  # not the page: `leret report` writes it again
+    key = evaluation.key
+    if any(row["failed"] for row in summary["rows"]):
+        key = ""
+    directory = evaluation.directory
+    files = [directory / "summary.json", directory / "qrels.trec"]
+    for system in evaluation.systems:
+        files.append(directory / system.name / "evaluated.json")
+        files.append(directory / system.name / "per_question.parquet")
+    # without the page: `leret report` writes it again
+    mark_completed(directory, "eval", key, {}, files)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,11 +1,13 @@
 """Confidence intervals for means over questions, and significance tests for differences of means.
 
-The same resamples serve all columns of a matrix, so one matrix product computes every system, hop and measure.
+The same resamples serve all columns of a matrix, so one matrix product computes every system, hop
+and measure.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import NormalDist
@@ -29,9 +31,10 @@ _TIE: Final = 1e-12
 def bootstrap_intervals(
     values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
 ) -> Array:
-    """Compute percentile bootstrap intervals of column means, by drawing questions with replacement.
+    """Compute percentile bootstrap intervals of column means.
 
-    ``values`` are (n_questions, n_columns), NaN if missing. Pass paired differences for paired intervals.
+    Questions are drawn with replacement. ``values`` are (n_questions, n_columns), NaN if missing.
+    Pass paired differences for paired intervals.
 
     Returns:
         (n_columns, 2), lower and upper bound; NaN for a column without values.
@@ -62,25 +65,27 @@ def _percentiles(values: Array, confidence: float) -> Array:
     """Return the central interval of each column; NaN for a column without values."""
     tail = (1 - confidence) / 2 * 100
     bounds = np.full((values.shape[1], 2), np.nan)
-    for column in range(values.shape[1]):
-        known = values[:, column][~np.isnan(values[:, column])]
-        if known.size:
-            bounds[column] = np.percentile(known, [tail, 100 - tail])
+    for i, column in enumerate(values.T):
+        present = column[~np.isnan(column)]
+        if present.size:
+            bounds[i] = np.percentile(present, [tail, 100 - tail])
     return bounds
 
 
 def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> Array:
-    """Compute p-values of a two-sided paired permutation test that flips the signs of per-question differences.
+    """Compute p-values of a two-sided paired permutation test that flips signs of differences.
 
-    If there are at most ``resamples`` sign assignments, all are enumerated and p is exact. Otherwise ``resamples``
-    are drawn, and the observed assignment is counted as an additional draw, so p is never 0.
+    If there are at most ``resamples`` sign assignments, all are enumerated and p is exact.
+    Otherwise ``resamples`` are drawn, and the observed assignment is counted as an additional draw,
+    so p is never 0.
 
     ``differences`` are (n_questions, n_columns), a minus b; NaN if a or b is missing.
 
     Returns:
         (n_columns,) p-values in (0, 1]; NaN for a column without values.
 
-    Source: Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for retrieval measures.
+    Source: Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for retrieval
+    measures.
     """
     n_questions, n_columns = differences.shape
     filled = np.nan_to_num(differences)
@@ -89,24 +94,28 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
     for bits in _assignments(n_questions, resamples, seed):
         sums = (bits * 2.0 - 1.0) @ filled
         n_as_large += (np.abs(sums) >= observed).sum(axis=0)
-    return np.where(
-        np.isnan(differences).all(axis=0), np.nan, _share(n_as_large, n_questions, resamples)
-    )
+    is_empty = np.isnan(differences).all(axis=0)
+    return np.where(is_empty, np.nan, _share(n_as_large, n_questions, resamples))
 
 
 def _assignments(n_questions: int, resamples: int, seed: int) -> Iterator[NDArray[np.integer[Any]]]:
-    """Yield chunks of assignments of 0 or 1 to questions: all of them if at most ``resamples``, else a sample."""
-    exact, rng = 2**n_questions <= resamples, np.random.default_rng(seed)
-    for start, stop in _chunks(2**n_questions if exact else resamples, max(1, n_questions)):
-        if exact:
+    """Yield chunks of assignments of 0 or 1 to questions.
+
+    These are all assignments if there are at most ``resamples``, else a sample.
+    """
+    if 2**n_questions <= resamples:
+        for start, stop in _chunks(2**n_questions, max(1, n_questions)):
             yield (np.arange(start, stop)[:, None] >> np.arange(n_questions)) & 1
-        else:
+    else:
+        rng = np.random.default_rng(seed)
+        for start, stop in _chunks(resamples, n_questions):
             yield rng.integers(0, 2, size=(stop - start, n_questions), dtype=np.int8)
 
 
 def _share(n_as_large: Array, n_questions: int, resamples: int) -> Array:
-    exact = 2**n_questions <= resamples
-    return n_as_large / 2**n_questions if exact else (n_as_large + 1) / (resamples + 1)
+    if 2**n_questions <= resamples:
+        return n_as_large / 2**n_questions
+    return (n_as_large + 1) / (resamples + 1)
 
 
 def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> list[float | None]:
@@ -116,42 +125,47 @@ def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> 
     """
     if not measure.resampled or not len(rows):
         return [None, None]
-    drawn = [
-        measure.values(weights @ rows)
-        for *_, weights in _resamples(len(rows), recipe.resamples, recipe.seed)
-    ]
-    return list(
-        map(json_number, _percentiles(np.concatenate(drawn)[:, None], recipe.confidence)[0])
-    )
+    values = []
+    for *_, weights in _resamples(len(rows), recipe.resamples, recipe.seed):
+        values.append(measure.values(weights @ rows))
+    [bounds] = _percentiles(np.concatenate(values)[:, None], recipe.confidence)
+    return [json_number(bound) for bound in bounds]
 
 
 def compare_corpus(
-    a: Array, b: Array, measure: CorpusMeasure, recipe: EvalRecipe, known: bool = True
+    a: Array, b: Array, measure: CorpusMeasure, recipe: EvalRecipe, scored: bool = True
 ) -> dict[str, Any]:
-    """Compute the difference of a `CorpusMeasure`, a minus b, over questions with rows of both; None if not ``known``.
+    """Compute the difference of a `CorpusMeasure`, a minus b, over questions with rows of both.
 
-    The permutation test swaps the answers of a and b to a question.
+    None if not ``scored``. The permutation test swaps the answers of a and b to a question.
 
     Source: Koehn (EMNLP 2004) for the interval; Riezler and Maxwell (2005) for the test.
     """
-    both = ~(np.isnan(a).any(axis=1) | np.isnan(b).any(axis=1)) & known
-    a, b, n = a[both], b[both], int(both.sum())
+    both = ~(np.isnan(a).any(axis=1) | np.isnan(b).any(axis=1)) & scored
+    n = int(both.sum())
+    row: dict[str, Any] = {"n": n, "difference": None, "ci": [None, None], "p": None}
     if not n:
-        return {"n": 0, "difference": None, "ci": [None, None], "p": None}
-    observed, n_as_large = measure.value(a) - measure.value(b), 0
-    facts = {"n": n, "difference": json_number(observed), "ci": [None, None], "p": None}
+        return row
+    a, b = a[both], b[both]
+    observed = measure.value(a) - measure.value(b)
+    row["difference"] = json_number(observed)
     if not measure.resampled:
-        return facts
+        return row
+    n_as_large = 0
     for bits in _assignments(n, recipe.resamples, recipe.seed):
         swapped = bits @ (b - a)
         values = measure.values(a.sum(axis=0) + swapped) - measure.values(b.sum(axis=0) - swapped)
         n_as_large += int((np.abs(values) >= abs(observed) - _TIE).sum())
-    c = a.shape[1]
-    pair = CorpusMeasure(
-        measure.rows, lambda sums: measure.values(sums[:, :c]) - measure.values(sums[:, c:])
-    )
-    p = float(_share(np.array(n_as_large, dtype=float), n, recipe.resamples))
-    return facts | {"ci": corpus_interval(np.hstack([a, b]), pair, recipe), "p": json_number(p)}
+    p = _share(np.array(n_as_large, dtype=float), n, recipe.resamples)
+    row["p"] = json_number(float(p))
+    n_counts = a.shape[1]
+
+    def difference(sums: Array) -> Array:
+        return measure.values(sums[:, :n_counts]) - measure.values(sums[:, n_counts:])
+
+    pair = CorpusMeasure(measure.rows, difference)
+    row["ci"] = corpus_interval(np.hstack([a, b]), pair, recipe)
+    return row
 
 
 def _chunks(total: int, width: int) -> list[tuple[int, int]]:
@@ -160,7 +174,10 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
 
 
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
-    """Pair each system with the baseline and with its rivals, if these were evaluated; no pair occurs twice."""
+    """Pair each system with the baseline and with its rivals, if these were evaluated.
+
+    No pair occurs twice.
+    """
     pairs: dict[tuple[str, str], None] = {}
     for system, names in rivals.items():
         for rival in (baseline, *names):
@@ -175,7 +192,7 @@ def compare(
     measures: Sequence[str],
     recipe: EvalRecipe,
 ) -> list[dict[str, Any]]:
-    """Compute the difference of means, a minus b, for each pair (a, b), hop and measure, in this order.
+    """Compute the difference of means, a minus b, for each pair (a, b), hop and measure.
 
     ``values`` are (n_questions, n_hops, n_measures) by system, NaN if not scored.
     """
@@ -187,57 +204,66 @@ def compare(
     bounds = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
     p_values = sign_flip_p(flat, recipe.resamples, recipe.seed)
     counts = (~np.isnan(flat)).sum(axis=0)
-    return [
-        {
-            "a": pairs[i][0],
-            "b": pairs[i][1],
+    rows = []
+    for column, (i, hop, m) in enumerate(np.ndindex(cube.shape[1:])):
+        a, b = pairs[i]
+        row = {
+            "a": a,
+            "b": b,
             "measure": measures[m],
             "hop": int(hop) + 1,
             "n": int(counts[column]),
             "difference": json_number(means[column]),
-            "ci": [json_number(x) for x in bounds[column]],
+            "ci": [json_number(bound) for bound in bounds[column]],
             "p": json_number(p_values[column]),
         }
-        for column, (i, hop, m) in enumerate(np.ndindex(cube.shape[1:]))
-    ]
+        rows.append(row)
+    return rows
 
 
 def effect(
     differences: Array, confidence: float = 0.95, power: float = 0.8
 ) -> dict[str, float | None]:
-    """Compute the effect size of paired differences, and the smallest mean that a test detects with chance ``power``.
+    """Compute the effect size of paired differences, and the smallest mean that a test detects.
 
-    The effect size is the mean divided by the standard deviation (Cohen's d of pairs). ``detectable`` is for one
-    two-sided test at level 1 - ``confidence``, by the normal approximation. None without variation.
+    The effect size is the mean divided by the standard deviation (Cohen's d of pairs).
+    ``detectable`` is for one two-sided test at level 1 - ``confidence`` that detects it with chance
+    ``power``, by the normal approximation. None without variation.
 
-    Source: Cohen (1988), Statistical power analysis; Sakai (2018), Laboratory experiments in information retrieval.
+    Source: Cohen (1988), Statistical power analysis; Sakai (2018), Laboratory experiments in
+    information retrieval.
     """
-    known = differences[~np.isnan(differences)]
-    deviation = known.std(ddof=1) if len(known) > 1 else 0.0
+    present = differences[~np.isnan(differences)]
+    deviation = present.std(ddof=1) if len(present) > 1 else 0.0
     if deviation < _TIE:
         return {"effect_size": None, "detectable": None}
-    factor = NormalDist().inv_cdf((1 + confidence) / 2) + NormalDist().inv_cdf(power)
-    detectable = factor * deviation / math.sqrt(len(known))
+    normal = NormalDist()
+    factor = normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(power)
     return {
-        "effect_size": json_number(known.mean() / deviation),
-        "detectable": json_number(detectable),
+        "effect_size": json_number(present.mean() / deviation),
+        "detectable": json_number(factor * deviation / math.sqrt(len(present))),
     }
 
 
 def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add ``p_holm`` to each row: the Holm-adjusted p-value among rows of the same measure; None if ``p`` is None.
+    """Add the Holm-adjusted p-value among rows of the same measure; None if ``p`` is None.
 
     >>> [c["p_holm"] for c in with_holm({"measure": "ap", "p": p} for p in (0.01, 0.04, 0.03))]
     [0.03, 0.06, 0.06]
 
     Source: Holm (1979), A simple sequentially rejective multiple test procedure.
     """
-    rows: list[dict[str, Any]] = [{**c, "p_holm": None} for c in comparisons]
-    tested = sorted((row for row in rows if row["p"] is not None), key=itemgetter("p"))
-    for measure in {row["measure"] for row in tested}:
-        family, largest = [row for row in tested if row["measure"] == measure], 0.0
+    rows: list[dict[str, Any]] = [{**row, "p_holm": None} for row in comparisons]
+    families: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        if row["p"] is not None:
+            families[row["measure"]].append(row)
+    for family in families.values():
+        family.sort(key=itemgetter("p"))
+        largest = 0.0
         for rank, row in enumerate(family):
-            largest = max(largest, min(1.0, row["p"] * (len(family) - rank)))
+            adjusted = min(1.0, row["p"] * (len(family) - rank))
+            largest = max(largest, adjusted)
             row["p_holm"] = json_number(largest)
     return rows
 

@@ -2,25 +2,29 @@
 
 ::
 
-    {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...}, "n_hops": H, ...
-     "rows": [{"system", "kind", "policy", "prompt", "retriever", "n", "failed", "unparsed", "seconds", "lm_calls",
+    {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...},
+     "n_hops": H, ...
+     "rows": [{"system", "kind", "policy", "prompt", "retriever", "n", "failed", "unparsed",
+               "seconds", "lm_calls",
                "hops": [{"hop": 1, "recall": x, "recall_ci": [lo, hi], ...}, ...],
                "by_type": {"bridge": {"n": n, "hops": [...]}}, "answer": null}],
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
-A hop is one search of the program. `comparisons` compares systems after the last hop, on all questions. Rates are in
-[0, 1]. A measure without a value for any question, such as recall without gold documents, is left out; `n_by_measure`
-counts the questions with a value. A difference is the mean of `a` minus the mean of `b`, over questions with scores for
-both. `p_holm` is adjusted separately for each measure and list of comparisons. Future versions may add keys, but never
-remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy), `chosen_on` (recall, or
-the first measure that applies, by policy on ``choose_on``) and `leaks` (`leret.datasets.leaks`).
+A hop is one search of the program. `comparisons` compares systems after the last hop, on all
+questions. Rates are in [0, 1]. A measure without a value for any question, such as recall without
+gold documents, is left out; `n_by_measure` counts the questions with a value. A difference is the
+mean of `a` minus the mean of `b`, over questions with scores for both. `p_holm` is adjusted
+separately for each measure and list of comparisons. Future versions may add keys, but never remove
+or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy), `chosen_on`
+(recall, or the first measure that applies, by policy on ``choose_on``) and `leaks`
+(`leret.datasets.leaks`).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +64,8 @@ LEVEL = 0.05
 class Scores:
     """Measures of one system by question and hop, averaged over runs.
 
-    ``values`` are (n_questions, n_hops, n_measures), NaN if the question failed or the measure has no value. A
-    run that ended early keeps its last ranking at later hops.
+    ``values`` are (n_questions, n_hops, n_measures), NaN if the question failed or the measure has
+    no value. A run that ended early keeps its last ranking at later hops.
     """
 
     values: Array
@@ -75,92 +79,111 @@ def summarise(
     measures: Sequence[str],
     recipe: EvalRecipe,
 ) -> dict[str, Any]:
-    """Compute the part of summary.json that depends on the scored hops; systems and measures keep their input order."""
-    ends = (
-        row.hop
-        for _, results in systems
-        for row in results.rows
-        if row.failure is None and not row.unparsed
-    )
-    hops = max(ends, default=1)
-    n_by_measure = _counts([results for _, results in systems], measures)
+    """Compute the part of summary.json that depends on the scored hops.
+
+    Systems and measures keep their input order.
+    """
+    n_hops = _last_hop(systems)
+    n_by_measure = _counts(systems, measures)
     measures = list(n_by_measure)
-    scores = {s.name: score_table(r.rows, questions, hops, measures) for s, r in systems}
-    groups = _groups(questions)
-    means = {name: _means(scores, members, measures, recipe) for name, members in groups.items()}
+    scores = {}
+    for system, results in systems:
+        scores[system.name] = score_table(results.rows, questions, n_hops, measures)
+
     pairs = pairs_of({system.name: system.rivals for system, _ in systems}, recipe.baseline)
-    compared = {
-        group: compare(
-            pairs, {name: s.values[members] for name, s in scores.items()}, measures, recipe
-        )
-        for group, members in groups.items()
-    }
+    groups = _groups(questions)
+    means = {}
+    compared = {}
     for group, members in groups.items():
+        values = {name: table.values[members] for name, table in scores.items()}
+        means[group] = _means(values, measures, recipe)
+        compared[group] = compare(pairs, values, measures, recipe)
+        group_questions = [questions[i] for i in members]
         _set_corpus_measures(
-            systems,
-            [questions[i] for i in members],
-            measures,
-            means[group],
-            compared[group],
-            recipe,
+            systems, group_questions, measures, means[group], compared[group], recipe
         )
+
+    rows = [
+        _row(system, results, scores[system.name], means, groups) for system, results in systems
+    ]
+    n_by_type = {name: len(members) for name, members in groups.items() if name is not None}
+    by_type = []
+    for group, comparisons in compared.items():
+        if group is not None:
+            for pair in with_holm(pair for pair in comparisons if pair["hop"] == n_hops):
+                by_type.append({**pair, "type": group})
     return {
         "schema": 1,
-        "measures": list(measures),
+        "measures": measures,
         "n_questions": len(questions),
         "n_by_measure": n_by_measure,
-        "n_by_type": {name: len(members) for name, members in groups.items() if name is not None},
-        "n_hops": hops,
+        "n_by_type": n_by_type,
+        "n_hops": n_hops,
         "baseline": recipe.baseline,
         "confidence": recipe.confidence,
         "resamples": recipe.resamples,
-        "rows": [
-            _row(system, results, scores[system.name], means, groups) for system, results in systems
-        ],
-        "comparisons": with_holm(c for c in compared[None] if c["hop"] == hops),
-        "comparisons_by_hop": with_holm(c for c in compared[None] if c["hop"] != hops),
-        "comparisons_by_type": [
-            {**c, "type": name}
-            for name in filter(None, compared)
-            for c in with_holm(c for c in compared[name] if c["hop"] == hops)
-        ],
+        "rows": rows,
+        "comparisons": with_holm(pair for pair in compared[None] if pair["hop"] == n_hops),
+        "comparisons_by_hop": with_holm(pair for pair in compared[None] if pair["hop"] != n_hops),
+        "comparisons_by_type": by_type,
     }
+
+
+def _last_hop(systems: Sequence[tuple[System, SystemResults]]) -> int:
+    last = 1
+    for _, results in systems:
+        for row in results.rows:
+            if row.failure is None and not row.unparsed:
+                last = max(last, row.hop)
+    return last
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
     """Return a sentence about the system with the highest recall; None if all recalls are 0.
 
-    Without gold documents, it is about the main measure. Systems that use the gold documents are left out.
+    Without gold documents, it is about the main measure. Systems that use the gold documents are
+    left out.
     """
     if "recall" not in summary["measures"]:
         return _headline_of_answers(summary)
-    recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in _without_gold(summary)}
+    recall = _values_without_gold(summary, "recall")
     if not any(recall.values()):
         return None
-    with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline"}
     best = max(recall, key=lambda name: (recall[name], name == summary["focus"]))
-    others = (
-        [name for name in recall if name in with_lm]
-        if best not in with_lm
-        else [summary["baseline"]]
-    )
-    other = max(
-        (name for name in others if name in recall and name != best),
-        key=recall.__getitem__,
-        default=None,
-    )
     share = f"{recall[best]:.0%} of the gold documents"
-    if other is None:
+    with_lm = {row["system"] for row in summary["rows"] if row["kind"] != "baseline"}
+    rivals = [summary["baseline"]] if best in with_lm else list(with_lm)
+    candidates = [name for name in recall if name in rivals and name != best]
+    if not candidates:
         return f"{best} finds the most: {share}"
-    pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
-    p = (pairs.get((best, other)) or pairs.get((other, best)) or {"p_holm": None})["p_holm"]
-    significant = p is not None and p < LEVEL
+    rival = max(candidates, key=recall.__getitem__)
+    significant = _is_significant(summary, "recall", best, rival)
     if best not in with_lm:
         more = "more than every system" if significant else "at least as much as any system"
-        return f"{best} finds {more} with an LM: {share}, against {recall[other]:.0%} by {other}"
-    raw = f"; the raw question finds {recall[RAW]:.0%}" if RAW in recall and other != RAW else ""
+        return f"{best} finds {more} with an LM: {share}, against {recall[rival]:.0%} by {rival}"
     more = "more than" if significant else "about as much as"
-    return f"{best} finds {more} {other}: {share}, against {recall[other]:.0%}{raw}"
+    sentence = f"{best} finds {more} {rival}: {share}, against {recall[rival]:.0%}"
+    if RAW in recall and rival != RAW:
+        sentence += f"; the raw question finds {recall[RAW]:.0%}"
+    return sentence
+
+
+def _values_without_gold(summary: Mapping[str, Any], measure: str) -> dict[str, float]:
+    """Return a measure after the last hop, for the systems that do not use the gold documents."""
+    values = {}
+    for row in summary["rows"]:
+        method = row["system"].partition("@")[0]
+        if method != ORACLE and not row.get("best_of"):
+            values[row["system"]] = row["hops"][-1][measure] or 0.0
+    return values
+
+
+def _is_significant(summary: Mapping[str, Any], measure: str, system: str, rival: str) -> bool:
+    """Return True if two systems differ significantly after the last hop."""
+    for pair in summary["comparisons"]:
+        if pair["measure"] == measure and {pair["a"], pair["b"]} == {system, rival}:
+            return pair["p_holm"] is not None and pair["p_holm"] < LEVEL
+    return False
 
 
 def _without_gold(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -174,61 +197,66 @@ def _without_gold(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
     measure = main_measure(summary["measures"])
-    values = {row["system"]: row["hops"][-1][measure] or 0.0 for row in _without_gold(summary)}
-    best, *others = sorted(values, key=lambda name: -values[name])
-    if not values[best] or not others:
+    values = _values_without_gold(summary, measure)
+    best, *rivals = sorted(values, key=lambda name: -values[name])
+    if not values[best] or not rivals:
         return None
-    pairs = {
-        frozenset((c["a"], c["b"])): c["p_holm"]
-        for c in summary["comparisons"]
-        if c["measure"] == measure
-    }
-    p = pairs.get(frozenset((best, others[0])))
-    more = "has a higher" if p is not None and p < LEVEL else "has about the same"
-    figures = f"{values[best]:.3f} against {values[others[0]]:.3f}"
-    return f"{best} {more} {LABELS.get(measure, measure)} {'than' if 'higher' in more else 'as'} {others[0]}: {figures}"
+    rival = rivals[0]
+    label = LABELS.get(measure, measure)
+    relation = f"about the same {label} as"
+    if _is_significant(summary, measure, best, rival):
+        relation = f"a higher {label} than"
+    return f"{best} has {relation} {rival}: {values[best]:.3f} against {values[rival]:.3f}"
 
 
 def main_measure(measures: Sequence[str]) -> str:
-    """Return the measure that chooses policies and orders examples: recall, or the first without gold documents."""
+    """Return the measure that chooses policies and orders examples.
+
+    This is recall, or the first measure without gold documents.
+    """
     return "recall" if "recall" in measures else measures[0]
 
 
 def main_measures(measures: Sequence[str]) -> list[str]:
     """Return the measures of the console table, main measure first."""
-    return (
-        [m for m in _MAIN if m in measures] if "recall" in measures else list(measures[:_COLUMNS])
-    )
+    if "recall" not in measures:
+        return list(measures[:_COLUMNS])
+    return [measure for measure in _MAIN if measure in measures]
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of the console table, and one row per system with its measures after the last hop."""
+    """Return the columns of the console table, and a row per system with its last measures."""
     measures = main_measures(summary["measures"])
-    counts = [
-        *(name for name in ("failed", "unparsed") if any(row[name] for row in summary["rows"])),
-        "lm_calls",
-    ]
-    columns = [
-        "system",
-        *(LABELS.get(m, m) for m in measures),
-        *(n.replace("lm_", "LM ") for n in counts),
-    ]
+    counts = []
+    for name in ("failed", "unparsed"):
+        if any(row[name] for row in summary["rows"]):
+            counts.append(name)
+    counts.append("lm_calls")
+    labels = [LABELS.get(measure, measure) for measure in measures]
+    columns = ["system", *labels, *(name.replace("lm_", "LM ") for name in counts)]
     rows = []
     for row in summary["rows"]:
-        figures = [
-            format_figure(row["hops"][-1], m, with_interval=m == measures[0]) for m in measures
-        ]
-        rows.append([row["system"], *figures, *(f"{row[name]:,}" for name in counts)])
+        cells = [row["system"]]
+        for measure in measures:
+            is_main = measure == measures[0]
+            cells.append(format_figure(row["hops"][-1], measure, with_interval=is_main))
+        for name in counts:
+            cells.append(f"{row[name]:,}")
+        rows.append(cells)
     return columns, rows
 
 
 def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns, and a row of measures per system and hop; a system's last row has its total seconds."""
-    columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
+    """Return the columns, and a row of measures per system and hop.
+
+    The last row of a system has its total seconds.
+    """
+    measures = summary["measures"]
+    columns = ["system", "hop", *(LABELS.get(measure, measure) for measure in measures), "seconds"]
     rows = []
     for row in summary["rows"]:
         for hop in row["hops"]:
-            figures = [format_figure(hop, m, with_interval=False) for m in summary["measures"]]
+            figures = [format_figure(hop, measure, with_interval=False) for measure in measures]
             seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
             rows.append([row["system"], str(hop["hop"]), *figures, seconds])
     return columns, rows
@@ -236,19 +264,31 @@ def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
 
 def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
     """Format a measure with three decimals, or ``-`` if it has no value."""
-    value, bounds = hop[measure], hop[f"{measure}_ci"]
+    value = hop[measure]
     if value is None:
         return "-"
-    return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if with_interval else f"{value:.3f}"
+    text = f"{value:.3f}"
+    if with_interval:
+        low, high = hop[f"{measure}_ci"]
+        text += f" [{low:.3f}, {high:.3f}]"
+    return text
 
 
-def _counts(results: Sequence[SystemResults], measures: Sequence[str]) -> dict[str, int]:
-    """Return the number of questions with a value by measure, without measures that have none (unless none has any)."""
-    pairs = {
-        (name, row.question_id) for one in results for row in one.rows for name in row.measures
-    }
-    counts = Counter(name for name, _ in pairs)
-    return {name: counts[name] for name in measures if counts[name] or not counts}
+def _counts(
+    systems: Sequence[tuple[System, SystemResults]], measures: Sequence[str]
+) -> dict[str, int]:
+    """Return the number of questions with a value by measure.
+
+    Measures without values are left out, unless no measure has any.
+    """
+    scored: dict[str, set[str]] = defaultdict(set)
+    for _, results in systems:
+        for row in results.rows:
+            for measure in row.measures:
+                scored[measure].add(row.question_id)
+    if not scored:
+        return dict.fromkeys(measures, 0)
+    return {measure: len(scored[measure]) for measure in measures if measure in scored}
 
 
 def score_table(
@@ -259,14 +299,15 @@ def score_table(
     *,
     best: bool = False,
 ) -> Scores:
-    """Arrange one system's rows (in any order) by question, hop and measure: the mean over runs.
+    """Arrange rows of a system (in any order) by question, hop and measure: the mean over runs.
 
     ``best`` takes the best run, for the rows with ``best_of`` in results of earlier versions.
     """
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.hop):
-        # an unparsed run ends with one more row: the ranking of its last hop, and the value of the answer
-        runs[row.question_id, row.sample][max(1, row.hop - row.unparsed)] = row
+        # an unparsed run ends with one more row: its last ranking, and the value of the answer
+        hop = max(1, row.hop - row.unparsed)
+        runs[row.question_id, row.sample][hop] = row
     tables: dict[str, list[Array]] = defaultdict(list)
     unparsed = set()
     for (question_id, _), run in runs.items():
@@ -274,18 +315,25 @@ def score_table(
             continue
         if any(row.unparsed for row in run.values()):
             unparsed.add(question_id)
-        table = np.full((n_hops, len(measures)), np.nan)
-        for hop in range(n_hops):
-            at_hop = run.get(hop + 1)
-            table[hop] = (
-                [at_hop.measures.get(m, np.nan) for m in measures] if at_hop else table[hop - 1]
-            )
-        tables[question_id].append(table)
+        tables[question_id].append(_run_table(run, n_hops, measures))
+    average = np.max if best else np.mean
     values = np.full((len(questions), n_hops, len(measures)), np.nan)
     for i, question in enumerate(questions):
         if question.id in tables:
-            values[i] = (np.max if best else np.mean)(tables[question.id], axis=0)
+            values[i] = average(tables[question.id], axis=0)
     return Scores(values, n_failed=len(questions) - len(tables), n_unparsed=len(unparsed))
+
+
+def _run_table(run: Mapping[int, ScoredHop], n_hops: int, measures: Sequence[str]) -> Array:
+    """Arrange the rows of a run by hop and measure; later hops repeat the last row."""
+    table = np.full((n_hops, len(measures)), np.nan)
+    for hop in range(n_hops):
+        row = run.get(hop + 1)
+        if row is not None:
+            table[hop] = [row.measures.get(measure, np.nan) for measure in measures]
+        elif hop > 0:
+            table[hop] = table[hop - 1]
+    return table
 
 
 def _corpus_rows(
@@ -295,19 +343,25 @@ def _corpus_rows(
     measure: CorpusMeasure,
     field: str | None,
 ) -> Array:
-    """Return the rows of a `CorpusMeasure` by question, averaged over runs; NaN for questions without a value."""
+    """Return the rows of a `CorpusMeasure` by question, averaged over runs.
+
+    Questions without a value have NaN.
+    """
     last = {(row.sample, row.question_id): row for row in results.rows}
     tables = []
-    for sample in sorted({sample for sample, _ in last}):
-        runs = [(i, last[sample, q.id]) for i, q in enumerate(questions) if (sample, q.id) in last]
-        known = [(i, row) for i, row in runs if name in row.measures]
-        answers = [
-            answer_of(Outcome(questions[i], prediction=prediction_of(row)), field) or ""
-            for i, row in known
-        ]
-        rows = measure.rows(answers, [questions[i].answers for i, _ in known])
-        tables.append(np.full((len(questions), rows.shape[1]), np.nan))
-        tables[-1][[i for i, _ in known]] = rows
+    for sample in sorted({row.sample for row in results.rows}):
+        scored = []
+        answers = []
+        for i, question in enumerate(questions):
+            row = last.get((sample, question.id))
+            if row is not None and name in row.measures:
+                outcome = Outcome(question, prediction=prediction_of(row))
+                answers.append(answer_of(outcome, field) or "")
+                scored.append(i)
+        rows = measure.rows(answers, [questions[i].answers for i in scored])
+        table = np.full((len(questions), rows.shape[1]), np.nan)
+        table[scored] = rows
+        tables.append(table)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a question without a value in any run
         return np.asarray(np.nanmean(tables, axis=0))
@@ -321,33 +375,40 @@ def _set_corpus_measures(
     comparisons: Iterable[dict[str, Any]],
     recipe: EvalRecipe,
 ) -> None:
-    """Replace the means and comparisons of measures of all answers together, which only the last hop has."""
-    corpus = corpus_measures(recipe.specs)
-    for name in filter(corpus.__contains__, measures):
-        measure, field = corpus[name]
-        rows = {
-            system.name: _corpus_rows(results, questions, name, measure, field)
-            for system, results in systems
-        }
-        for system, hops in means.items():
+    """Replace the means and comparisons of measures of all answers together.
+
+    Only the last hop has such measures.
+    """
+    n_hops = max(map(len, means.values()), default=0)
+    for name, (measure, field) in corpus_measures(recipe.specs).items():
+        if name not in measures:
+            continue
+        rows = {}
+        for system, results in systems:
+            rows[system.name] = _corpus_rows(results, questions, name, measure, field)
+        for system_name, hops in means.items():
             for hop in hops:
-                hop.update({name: None, f"{name}_ci": [None, None]})
-            known = rows[system][~np.isnan(rows[system]).any(axis=1)]
-            value = json_number(measure.value(known)) if len(known) else None
-            hops[-1].update({name: value, f"{name}_ci": corpus_interval(known, measure, recipe)})
-        n_hops = max(map(len, means.values()), default=0)
-        for pair in (pair for pair in comparisons if pair["measure"] == name):
-            pair.update(
-                compare_corpus(
-                    rows[pair["a"]], rows[pair["b"]], measure, recipe, pair["hop"] == n_hops
-                )
-            )
+                hop[name] = None
+                hop[f"{name}_ci"] = [None, None]
+            is_missing = np.isnan(rows[system_name]).any(axis=1)
+            scored = rows[system_name][~is_missing]
+            if len(scored):
+                hops[-1][name] = json_number(measure.value(scored))
+            hops[-1][f"{name}_ci"] = corpus_interval(scored, measure, recipe)
+        for pair in comparisons:
+            if pair["measure"] == name:
+                is_last = pair["hop"] == n_hops
+                a, b = rows[pair["a"]], rows[pair["b"]]
+                pair.update(compare_corpus(a, b, measure, recipe, is_last))
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
-    """Map None to the indices of all questions and, if there are several types, each type to its questions' indices."""
+    """Map None to the indices of all questions, and each type to the indices of its questions.
+
+    Types are left out if there is only one.
+    """
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
-    types = Counter(question.type for question in questions if question.type)
+    types = {question.type for question in questions if question.type}
     if len(types) > 1:
         for name in sorted(types):
             groups[name] = [i for i, question in enumerate(questions) if question.type == name]
@@ -355,30 +416,27 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 
 
 def _means(
-    scores: Mapping[str, Scores],
-    members: Sequence[int],
-    measures: Sequence[str],
-    recipe: EvalRecipe,
+    values: Mapping[str, Array], measures: Sequence[str], recipe: EvalRecipe
 ) -> dict[str, list[dict[str, Any]]]:
     """Map each system to its means and intervals at every hop."""
-    if not scores:
+    if not values:
         return {}
-    values = np.stack([s.values[members] for s in scores.values()], axis=1)
-    flat = values.reshape(len(members), -1)
-    bounds = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
-    means, bounds = nan_mean(flat).reshape(values.shape[1:]), bounds.reshape(*values.shape[1:], 2)
-    return {
-        system: [
-            {"hop": hop + 1}
-            | {name: json_number(means[s, hop, m]) for m, name in enumerate(measures)}
-            | {
-                f"{name}_ci": [json_number(x) for x in bounds[s, hop, m]]
-                for m, name in enumerate(measures)
-            }
-            for hop in range(values.shape[2])
-        ]
-        for s, system in enumerate(scores)
-    }
+    cube = np.stack(list(values.values()), axis=1)
+    flat = cube.reshape(len(cube), -1)
+    intervals = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
+    bounds = intervals.reshape(*cube.shape[1:], 2)
+    means = nan_mean(flat).reshape(cube.shape[1:])
+    hops: dict[str, list[dict[str, Any]]] = {}
+    for s, system in enumerate(values):
+        hops[system] = []
+        for hop in range(cube.shape[2]):
+            row: dict[str, Any] = {"hop": hop + 1}
+            for m, measure in enumerate(measures):
+                row[measure] = json_number(means[s, hop, m])
+            for m, measure in enumerate(measures):
+                row[f"{measure}_ci"] = [json_number(bound) for bound in bounds[s, hop, m]]
+            hops[system].append(row)
+    return hops
 
 
 def _row(
@@ -388,11 +446,19 @@ def _row(
     means: Mapping[str | None, Mapping[str, list[dict[str, Any]]]],
     groups: Mapping[str | None, Sequence[int]],
 ) -> dict[str, Any]:
+    hops = means[None][system.name]
+    by_type = {}
+    for name, members in groups.items():
+        if name is not None:
+            has_value = ~np.isnan(scores.values[members]).all(axis=(1, 2))
+            by_type[name] = {"n": int(has_value.sum()), "hops": means[name][system.name]}
+    answer = {name: hops[-1][name] for name in ("em", "f1") if name in hops[-1]}
+    n_runs = len(results.runs())
     return {
         "system": system.name,
         "kind": system.kind,
         "policy": system.policy,
-        "prompt": None if system.prompt is None else system.prompt.name,
+        "prompt": system.prompt.name if system.prompt else None,
         "retriever": system.retriever,
         "n": len(groups[None]) - scores.n_failed,
         "failed": scores.n_failed,
@@ -400,20 +466,8 @@ def _row(
         "seconds": round(results.seconds, 3),
         "lm_calls": results.lm_calls,
         "best_of": None,  # only results of earlier versions have a number
-        "cost": results.cost(max(1, len(results.runs()))),
-        "hops": means[None][system.name],
-        "by_type": {
-            name: {
-                "n": int((~np.isnan(scores.values[members]).all(axis=(1, 2))).sum()),
-                "hops": means[name][system.name],
-            }
-            for name, members in groups.items()
-            if name is not None
-        },
-        "answer": {
-            name: means[None][system.name][-1][name]
-            for name in ("em", "f1")
-            if name in means[None][system.name][-1]
-        }
-        or None,
+        "cost": results.cost(max(1, n_runs)),
+        "hops": hops,
+        "by_type": by_type,
+        "answer": answer or None,
     }

@@ -1,21 +1,26 @@
 """Systems that can be evaluated in a run, by name.
 
 =================  ========================================================================
-``raw-question``   no LM: the question answers every LM call, so it is the query at every hop. A choice takes the
-                   candidate without text if there is one, else the next candidate in BM25's ranking for the question.
-                   If a call has outputs that are not texts, such as an agent's tool: one search with the question
-``oracle-titles``  no LM: the gold titles are the queries, one title per query. A choice takes a gold candidate;
-                   if no candidate ever is a gold document, the system is left out, because it is no upper bound
-``rm3``            no LM: the question expanded by RM3 is the query at every hop; needs a retriever of kind bm25
+``raw-question``   no LM: the question answers every LM call, so it is the query at every hop. A
+                   choice takes the candidate without text if there is one, else the next candidate
+                   in BM25's ranking for the question. If a call has outputs that are not texts,
+                   such as an agent's tool: one search with the question
+``oracle-titles``  no LM: the gold titles are the queries, one title per query. A choice takes a
+                   gold candidate; if no candidate ever is a gold document, the system is left out,
+                   because it is no upper bound
+``rm3``            no LM: the question expanded by RM3 is the query at every hop; needs a retriever
+                   of kind bm25
 ``base``           the run's policy before training, zero-shot
-``hyde``           the base policy writes a passage that could answer the question; the passage is the query
+``hyde``           the base policy writes a passage that could answer the question; the passage is
+                   the query
 ``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
-a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
-                   ``demos``; a saved program, also from ``demos``; or a policy of any kind from ``actors``
+a name             a trained policy of the run, zero-shot; the base policy with a prompt file from
+                   the recipe's ``demos``; a saved program, also from ``demos``; or a policy of any
+                   kind from ``actors``
 =================  ========================================================================
 
-``SYSTEM@NAME``, for every system except ``rm3``, searches with a retriever from the recipe's ``retrievers``. A
-retriever that no name in ``systems`` mentions is used with all selected systems.
+``SYSTEM@NAME``, for every system except ``rm3``, searches with a retriever from the recipe's
+``retrievers``. A retriever that no name in ``systems`` mentions is used with all selected systems.
 
 ``bank`` selects every prompt of the bank, ``policies`` every trained policy.
 """
@@ -55,9 +60,8 @@ class System:
     name: str
     kind: Literal["baseline", "base", "prompt", "policy"]
     policy: str | None = None  # ``base``, a trained policy, or one of the recipe's ``actors``
-    settings: Mapping[str, PolicySettings] = field(
-        default_factory=dict
-    )  # of an actor or saved program, by predictor
+    settings: Mapping[str, PolicySettings] = field(default_factory=dict)
+    """Settings of an actor or saved program, by predictor."""
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
@@ -90,16 +94,17 @@ def available(
         map(Prompt.load, run.prompts.glob("*.json")),
         key=lambda prompt: (len(prompt.name), prompt.name),
     )
-    systems += [
-        System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name
-    ]
+    for prompt in bank:
+        if prompt.name != ZERO_SHOT.name:
+            systems.append(System(f"bank:{prompt.name}", "prompt", BASE, prompt=prompt))
     systems += _policies(run)
     by_name = {system.name: system for system in systems}
     for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
             if name in by_name or not name or "/" in name or name.startswith("."):
                 raise ConfigError(
-                    f"{key}: {name!r} is in use or invalid; choose a new name without '/' or leading '.'"
+                    f"{key}: {name!r} is in use or invalid; "
+                    "choose a new name without '/' or leading '.'"
                 )
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     for name, path in demos.items():
@@ -108,50 +113,49 @@ def available(
             _refuse_keys(saved, run, f"demos.{name}: {path}")
         prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
         by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
-    by_name |= {
-        n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,))
-        for n, actor in actors.items()
-    }
-    for retriever, (name, system) in product(retrievers, list(by_name.items())):
-        if name != RM3:
-            rivals = (name, *(f"{rival}@{retriever}" for rival in system.rivals))
-            other = f"{name}@{retriever}"
-            by_name[other] = replace(system, name=other, retriever=retriever, rivals=rivals)
+    for name, actor in actors.items():
+        settings = {"": actor}
+        by_name[name] = replace(by_name[name], policy=name, settings=settings, rivals=(RAW,))
+    for retriever, system in product(retrievers, list(by_name.values())):
+        if system.name != RM3:
+            rivals = (system.name, *(f"{rival}@{retriever}" for rival in system.rivals))
+            name = f"{system.name}@{retriever}"
+            by_name[name] = replace(system, name=name, retriever=retriever, rivals=rivals)
     return by_name
 
 
 def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) -> None:
-    """Raise ConfigError if a saved program sends a key to a server that does not get it from the run's recipe."""
-    for variable, urls in {*secrets_in(policies)}.difference(secrets_in(sampling_recipe_of(run))):
+    """Raise ConfigError if a saved program sends a key to a server that is not the recipe's."""
+    trusted = secrets_in(sampling_recipe_of(run))
+    for variable, urls in {*secrets_in(policies)}.difference(trusted):
         if variable in os.environ:
             raise ConfigError(
-                f"{origin} sends the key in ${variable} to {urls}; if you trust it, name its policy under `actors` "
-                f"instead, or unset {variable}"
+                f"{origin} sends the key in ${variable} to {urls}; if you trust it, "
+                f"name its policy under `actors` instead, or unset {variable}"
             )
 
 
 def select(
     names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()
 ) -> list[System]:
-    """Return the systems that a recipe names, each once, in the report's order; ConfigError for unknown names."""
+    """Return the systems that a recipe names, each once, in the report's order.
+
+    ConfigError for unknown names.
+    """
     wanted = set(demos)
     problems = []
+    of_run = [system for system in systems.values() if system.retriever is None]
     for name in names:
         if name == "bank":
-            wanted |= {
-                s.name
-                for s in systems.values()
-                if s.name.startswith("bank:") and s.retriever is None
-            }
+            wanted |= {system.name for system in of_run if system.name.startswith("bank:")}
         elif name == "policies":
-            wanted |= {
-                s.name for s in systems.values() if s.kind == "policy" and s.retriever is None
-            }
+            wanted |= {system.name for system in of_run if system.kind == "policy"}
         elif name in systems:
             wanted.add(name)
         elif name.startswith(_REMOVED):
             problems.append(
-                f"systems: {name!r} is no longer evaluated; remove it, or use an earlier version of leret"
+                f"systems: {name!r} is no longer evaluated; remove it, or use an earlier version "
+                "of leret"
             )
         else:
             hint = nearest(name, systems) or ";"
@@ -161,66 +165,76 @@ def select(
     if problems:
         raise ConfigError(problems)
     mentioned = {systems[name].retriever for name in wanted}
-    wanted |= {
-        s.name for s in systems.values() if s.method in wanted and s.retriever not in mentioned
-    }
-    return [system for system in systems.values() if system.name in wanted]
+    selected = []
+    for system in systems.values():
+        is_implied = system.method in wanted and system.retriever not in mentioned
+        if system.name in wanted or is_implied:
+            selected.append(system)
+    return selected
 
 
 def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) -> str | None:
-    """Return the policy to report and deliver: the one with the highest value, or the last if ``values`` is missing.
+    """Return the policy to report and deliver.
 
-    A control is returned only if there are no other policies.
+    This is the policy with the highest value, or the last if ``values`` is missing. A control is
+    returned only if there are no other policies.
     """
     policies = [
         system for system in systems if system.kind == "policy" and system.retriever is None
     ]
-    heroes = [system.name for system in policies if not system.control] or [
-        system.name for system in policies
-    ]
-    return max(reversed(heroes), key=lambda name: (values or {}).get(name, 0.0), default=None)
+    candidates = [system.name for system in policies if not system.control]
+    if not candidates:
+        candidates = [system.name for system in policies]
+    values = values or {}
+    return max(reversed(candidates), key=lambda name: values.get(name, 0.0), default=None)
 
 
 def training_facts(run: Run) -> dict[str, dict[str, Any]]:
-    """Map each fully trained policy to its training.json; a policy comes after the policy it was trained from."""
-    facts = {}
+    """Map each fully trained policy to its training.json; a policy comes after its parent."""
+    notes = {}
     for path in sorted(run.policies.glob("*/training.json")):
+        if path.parent.name.startswith("."):
+            continue
         try:
-            if not path.parent.name.startswith("."):
-                facts[path.parent.name] = dict(json.loads(path.read_text(encoding="utf-8")))
+            notes[path.parent.name] = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise RunError(
                 f"{path} cannot be read ({error}); delete {path.parent} and train again"
             ) from error
 
     def depth(name: str) -> int:
-        parent = facts[name].get("parent")
-        return 1 + depth(parent) if parent in facts else 0
+        parent = notes[name].get("parent")
+        return 1 + depth(parent) if parent in notes else 0
 
-    return {name: facts[name] for name in sorted(facts, key=lambda name: (depth(name), name))}
+    return {name: notes[name] for name in sorted(notes, key=lambda name: (depth(name), name))}
 
 
 def _policies(run: Run) -> list[System]:
-    facts = training_facts(run)
-    recipes = {name: (fact.get("key") or {}).get("recipe") or {} for name, fact in facts.items()}
-    controlled = {name: recipe.get("match_steps_of") for name, recipe in recipes.items()}
+    notes = training_facts(run)
+    recipes = {name: (note.get("key") or {}).get("recipe") or {} for name, note in notes.items()}
     systems = []
-    for name, fact in facts.items():
-        rivals = [fact["parent"]] if fact.get("parent") in facts else []
-        rivals += [control for control, of in controlled.items() if of == name]
-        control = controlled[name] is not None or recipes[name].get("targets") == "random"
-        recipe, directory = recipes[name], run.policies / name
-        joint = {
-            actor: recipe[actor] for actor in ("picker", "writer") if (directory / actor).is_dir()
-        }
-        trained = {directory / actor: section for actor, section in joint.items()} or {
-            directory: recipe
-        }
-        answered = {
-            path: tuple(section.get("predictors") or ()) for path, section in trained.items()
-        }
+    for name, note in notes.items():
+        recipe = recipes[name]
+        rivals = [note["parent"]] if note.get("parent") in notes else []
+        for control, control_recipe in recipes.items():
+            if control_recipe.get("match_steps_of") == name:
+                rivals.append(control)
+        is_control = recipe.get("match_steps_of") is not None or recipe.get("targets") == "random"
+        directories = {}
+        for actor in ("picker", "writer"):
+            directory = run.policies / name / actor
+            if directory.is_dir():
+                directories[directory] = tuple(recipe[actor].get("predictors") or ())
+        if not directories:
+            directories[run.policies / name] = tuple(recipe.get("predictors") or ())
         system = System(
-            name, "policy", name, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control
+            name,
+            "policy",
+            name,
+            prompt=ZERO_SHOT,
+            rivals=(*rivals, RAW),
+            control=is_control,
+            directories=directories,
         )
-        systems.append(replace(system, directories=answered))
+        systems.append(system)
     return systems

@@ -1,4 +1,4 @@
-"""Content of the report in addition to the summary: example questions, rewards, margins and training curves."""
+"""Content of the report beside the summary: example questions, rewards, margins and curves."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ _PANELS = (
     ("gradient norm", {"grad_norm": "norm"}),
 )
 
-_PART, _PERCENTILE = re.compile(r"rewards/((?!reward/).+)/mean"), "reward_percentiles/"
-"""Logged metrics: the mean of a part (TRL logs the whole reward as the part ``reward``), percentiles of the rewards."""
+_PART = re.compile(r"rewards/((?!reward/).+)/mean")
+"""Logged mean of a part of the reward; TRL logs the whole reward as the part ``reward``."""
+
+_PERCENTILE = "reward_percentiles/"
+"""Prefix of the logged percentiles of the rewards."""
 
 
 def examples(
@@ -47,13 +50,13 @@ def examples(
     n: int,
     measure: str = "ap",
 ) -> dict[str, Any]:
-    """Select the ``n`` questions on which a policy beats a rival by most, and the ``n`` on which it loses by most."""
-    ours, theirs = (
-        {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
-        for _, rows in (policy, rival)
-    )
+    """Select the ``n`` questions that a policy wins by most, and those that it loses by most."""
+    policy_runs = _finished(policy[1])
+    rival_runs = _finished(rival[1])
 
     def show(gain: float, question: Task) -> dict[str, Any]:
+        policy_run = policy_runs[question.id]
+        rival_run = rival_runs[question.id]
         return {
             "question_id": question.id,
             "question": question.inputs.get("question", question.text),
@@ -61,41 +64,50 @@ def examples(
             "type": question.type,
             "gold": [_title(doc_id, corpus) for doc_id in question.gold],
             "difference": round(gain, 6),
-            "policy": _hops(ours[question.id], question, corpus),
-            "rival": _hops(theirs[question.id], question, corpus),
-            "answers": {
-                "policy": _answer(ours[question.id][-1]),
-                "rival": _answer(theirs[question.id][-1]),
-            },
+            "policy": _hops(policy_run, question, corpus),
+            "rival": _hops(rival_run, question, corpus),
+            "answers": {"policy": _answer(policy_run[-1]), "rival": _answer(rival_run[-1])},
         }
 
-    one, other = (
-        {id: run[-1].measures.get(measure) for id, run in runs.items()} for runs in (ours, theirs)
-    )
-    known = [(one.get(question.id), other.get(question.id), question) for question in questions]
-    gains = [
-        (end - rest, question)
-        for end, rest, question in known
-        if end is not None and rest is not None
-    ]
-    best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1].id))[:n]
-    worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1].id))[:n]
+    improved = []
+    worsened = []
+    for question in questions:
+        if question.id not in policy_runs or question.id not in rival_runs:
+            continue
+        value = policy_runs[question.id][-1].measures.get(measure)
+        rival_value = rival_runs[question.id][-1].measures.get(measure)
+        if value is None or rival_value is None:
+            continue
+        gain = value - rival_value
+        if gain > 0:
+            improved.append((gain, question))
+        elif gain < 0:
+            worsened.append((gain, question))
+    improved.sort(key=lambda pair: (-pair[0], pair[1].id))
+    worsened.sort(key=lambda pair: (pair[0], pair[1].id))
     return {
         "policy": policy[0],
         "rival": rival[0],
         "measure": measure,
-        "improved": [show(*gain) for gain in best],
-        "worsened": [show(*gain) for gain in worst],
+        "improved": [show(*pair) for pair in improved[:n]],
+        "worsened": [show(*pair) for pair in worsened[:n]],
     }
+
+
+def _finished(rows: Sequence[ScoredHop]) -> dict[str, list[ScoredHop]]:
+    """Map question ids to the first run on each question, without runs that failed."""
+    runs = {}
+    for question_id, run in first_runs(rows).items():
+        if not any(row.failure for row in run):
+            runs[question_id] = run
+    return runs
 
 
 def _answer(row: ScoredHop) -> str | None:
     answer = prediction_of(row)
-    return (
-        "; ".join(f"{name}: {text}" for name, text in answer.items())
-        if isinstance(answer, dict)
-        else answer
-    )
+    if isinstance(answer, dict):
+        return "; ".join(f"{name}: {text}" for name, text in answer.items())
+    return answer
 
 
 def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
@@ -106,24 +118,26 @@ def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
 def _hops(
     run: Sequence[ScoredHop], question: Task, corpus: Mapping[str, Document]
 ) -> list[dict[str, Any]]:
-    gold, parents = question.gold, question.parents
-    before = [(), *(row.doc_ids for row in run)]
-    return [
-        {
+    hops = []
+    before: Sequence[str] = ()
+    for row in run:
+        documents = []
+        for doc_id in row.doc_ids:
+            if doc_id not in before:
+                is_gold = question.parents.get(doc_id, doc_id) in question.gold
+                documents.append({"title": _title(doc_id, corpus), "gold": is_gold})
+        hop = {
             "hop": row.hop,
             "query": row.query,
             "completion": row.completion,
             "unparsed": row.unparsed,
             "recall": row.measures.get("recall"),
             "ap": row.measures.get("ap"),
-            "found": [
-                {"title": _title(i, corpus), "gold": parents.get(i, i) in gold}
-                for i in row.doc_ids
-                if i not in known
-            ],
+            "found": documents,
         }
-        for row, known in zip(run, before, strict=False)
-    ]
+        hops.append(hop)
+        before = row.doc_ids
+    return hops
 
 
 @dataclass(frozen=True)
@@ -142,8 +156,8 @@ class SampledRound:
 class TrainingData:
     """Rewards and margins of a run, by step.
 
-    ``n_spread`` is the number of states whose samples differ in reward, ``n_cut`` of ``n_samples`` completions were cut
-    at ``max_tokens``.
+    ``n_spread`` is the number of states whose samples differ in reward, ``n_cut`` of ``n_samples``
+    completions were cut at ``max_tokens``.
     """
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
@@ -164,16 +178,18 @@ def training_data(run: Run) -> TrainingData:
     failures: Counter[str] = Counter()
     n_states = n_spread = n_samples = n_cut = 0
     with Store(run.store, read_only=True) as store:
-        for group in filter(lambda group: group.samples[0].is_sampled, store.groups()):
+        for group in store.groups():
+            if not group.samples[0].is_sampled:
+                continue
             values = [sample.reward for sample in group.samples if sample.reward is not None]
             rewards[group.state.step] += values
             n_states += 1
             n_spread += len(set(values)) > 1
             n_samples += len(group.samples)
-            n_cut += sum(sample.is_cut for sample in group.samples)
-            failures.update(
-                sample.failure.kind for sample in group.samples if sample.failure is not None
-            )
+            for sample in group.samples:
+                n_cut += sample.is_cut
+                if sample.failure is not None:
+                    failures[sample.failure.kind] += 1
         rounds = _rounds(store, run.manifest.rounds)
     return TrainingData(
         dict(rewards), _margins(run), n_states, n_spread, failures, rounds, n_samples, n_cut
@@ -181,17 +197,27 @@ def training_data(run: Run) -> TrainingData:
 
 
 def _rounds(store: Store, begun: Sequence[Mapping[str, Any]]) -> tuple[SampledRound, ...]:
+    if len(begun) < 2:
+        return ()
     rounds = []
-    for entry in begun if len(begun) > 1 else ():
-        sampled = (
-            group.samples for group in store.groups(entry["digest"]) if group.samples[0].is_sampled
+    for note in begun:
+        rewards: list[float] = []
+        n_states = n_spread = 0
+        for group in store.groups(note["digest"]):
+            if group.samples[0].is_sampled:
+                values = [sample.reward for sample in group.samples if sample.reward is not None]
+                rewards += values
+                n_states += 1
+                n_spread += len(set(values)) > 1
+        sampled = SampledRound(
+            policy=note["policy"],
+            part=note.get("part", "all"),
+            n_states=n_states,
+            n_samples=len(rewards),
+            mean_reward=sum(rewards) / max(1, len(rewards)),
+            spread=n_spread / max(1, n_states),
         )
-        states = [[s.reward for s in samples if s.reward is not None] for samples in sampled]
-        rewards = [reward for values in states for reward in values]
-        spread = sum(len(set(values)) > 1 for values in states) / max(1, len(states))
-        mean = sum(rewards) / max(1, len(rewards))
-        part = entry.get("part", "all")
-        rounds.append(SampledRound(entry["policy"], part, len(states), len(rewards), mean, spread))
+        rounds.append(sampled)
     return tuple(rounds)
 
 
@@ -213,40 +239,50 @@ def _margins(run: Run) -> dict[int, list[float]]:
 
 
 def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Panel]]]:
-    """Return (policy, panels) for policies with training curves; a curve needs at least two logged points."""
+    """Return (policy, panels) for policies with curves of at least two logged points."""
     curves = []
-    for name, facts in training.items():
-        log = [entry for entry in facts.get("log_history") or () if "step" in entry]
-        names = dict.fromkeys(key for entry in log for key in entry)
-        parts = {key: match[1] for key in names if (match := _PART.fullmatch(key))}
+    for name, note in training.items():
+        log = [values for values in note.get("log_history") or () if "step" in values]
         panels: list[Panel] = []
-        for title, keys in (*_PANELS[:2], ("mean of each reward part", parts), *_PANELS[2:]):
-            drawn = {
-                key: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key in keys
-            }
-            lines = {keys[key]: points for key, points in drawn.items() if len(points) > 1}
+        for title, keys in (*_PANELS[:2], ("mean of each reward part", _parts(log)), *_PANELS[2:]):
+            lines = {}
+            for key, label in keys.items():
+                points = [(row["step"], row[key]) for row in log if row.get(key) is not None]
+                if len(points) > 1:
+                    lines[label] = points
             if lines:
                 panels.append((title, lines))
-        if distributions := _distributions(log, "round" if facts.get("rounds") else "step"):
+        distributions = _distributions(log, "round" if note.get("rounds") else "step")
+        if distributions:
             panels.append(("reward by percentile, at five points", distributions))
         if panels:
             curves.append((name, panels))
     return curves
 
 
+def _parts(log: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Map the logged keys of reward parts to the names of the parts."""
+    parts = {}
+    for values in log:
+        for key in values:
+            match = _PART.fullmatch(key)
+            if match:
+                parts[key] = match[1]
+    return parts
+
+
 def _distributions(
     log: Sequence[Mapping[str, Any]], unit: str, n: int = 5
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return (percentile, reward) points at ``n`` evenly spaced log entries, named by ``unit``."""
-    entries = [entry for entry in log if f"{_PERCENTILE}0" in entry]
-    places = (
-        dict.fromkeys(round(i * (len(entries) - 1) / (n - 1)) for i in range(n)) if entries else {}
-    )
-    return {
-        f"{unit} {entries[place]['step']}": [
-            (float(key.removeprefix(_PERCENTILE)), value)
-            for key, value in entries[place].items()
-            if key.startswith(_PERCENTILE)
-        ]
-        for place in places
-    }
+    """Return (percentile, reward) points at ``n`` evenly spaced log rows, named by ``unit``."""
+    rows = [row for row in log if f"{_PERCENTILE}0" in row]
+    distributions: dict[str, list[tuple[float, float]]] = {}
+    if not rows:
+        return distributions
+    for index in dict.fromkeys(round(i * (len(rows) - 1) / (n - 1)) for i in range(n)):
+        points = []
+        for key, value in rows[index].items():
+            if key.startswith(_PERCENTILE):
+                points.append((float(key.removeprefix(_PERCENTILE)), value))
+        distributions[f"{unit} {rows[index]['step']}"] = points
+    return distributions

@@ -1,7 +1,7 @@
 """The report's plots, as SVG with the colours and font of the page.
 
-Placeholder colours are replaced by the page's CSS variables, so one drawing works in light and dark mode. The same data
-always produce the same bytes.
+Placeholder colours are replaced by the page's CSS variables, so one drawing works in light and dark
+mode. The same data always produce the same bytes.
 """
 
 from __future__ import annotations
@@ -66,41 +66,41 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """Draw a row per system with a dot and interval per hop. The last dot is filled; baselines get dashed lines."""
+    """Draw a row per system with a dot and interval per hop.
+
+    The last dot is filled; baselines get dashed lines.
+    """
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         for place, row in enumerate(rows):
             _dumbbell(axes, place, row, measure)
         for row in rows:
-            if row["kind"] == "baseline" and row["hops"][-1][measure] is not None:
-                axes.axvline(
-                    row["hops"][-1][measure],
-                    color=_BASELINE,
-                    linewidth=1,
-                    linestyle=(0, (3, 3)),
-                    zorder=1,
-                )
+            value = row["hops"][-1][measure]
+            if row["kind"] == "baseline" and value is not None:
+                dashes = (0, (3, 3))
+                axes.axvline(value, color=_BASELINE, linewidth=1, linestyle=dashes, zorder=1)
         axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
         axes.set_ylim(len(rows) - 0.45, -0.55)
         axes.set_xlim(-0.02, 1.02)
         axes.set_xlabel(label)
         axes.grid(axis="x")
 
-    figures = "; ".join(f"{row['system']} {_say(row['hops'][-1][measure])}" for row in rows)
-    return _svg(
-        f"dumbbells-{measure}",
-        f"{label}, after the last hop: {figures}",
-        (6.2, 0.62 + 0.38 * len(rows)),
-        draw,
-    )
+    values = "; ".join(f"{row['system']} {_say(row['hops'][-1][measure])}" for row in rows)
+    description = f"{label}, after the last hop: {values}"
+    return _svg(f"dumbbells-{measure}", description, (6.2, 0.62 + 0.38 * len(rows)), draw)
 
 
 def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
-    """Draw a histogram with a bar per step in each bin; the range is [0, 1], widened to include all values."""
+    """Draw a histogram with a bar per step in each bin.
+
+    The range is [0, 1], widened to include all values.
+    """
     steps = sorted(by_step)
-    values = [value for step in steps for value in by_step[step]]
-    low, high = min(0.0, *values), max(1.0, *values)
+    values = [0.0, 1.0]
+    for step in steps:
+        values += by_step[step]
+    low, high = min(values), max(values)
     edges = np.linspace(low, high, 11)
 
     def draw(figure: Figure) -> None:
@@ -108,29 +108,24 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
         bin_width = (high - low) / 10
         width = 0.86 * bin_width / len(steps)
         for i, step in enumerate(steps):
-            share = np.histogram(by_step[step], edges)[0] / max(1, len(by_step[step]))
+            n = len(by_step[step])
+            share = np.histogram(by_step[step], edges)[0] / max(1, n)
             left = edges[:-1] + 0.07 * bin_width + i * width
             colour = (_BASE, _POLICY, _SECOND, _PROMPT)[i % 4]
-            axes.bar(
-                left,
-                share,
-                width,
-                align="edge",
-                color=colour,
-                label=f"step {step} (n = {len(by_step[step]):,})",
-            )
+            text = f"step {step} (n = {n:,})"
+            axes.bar(left, share, width, align="edge", color=colour, label=text)
         axes.set_xlim(low, high)
         axes.set_xlabel(label)
         axes.set_ylabel("share")
         axes.grid(axis="y")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderpad=0)
 
-    means = "; ".join(
-        f"step {step}: mean {_say(float(np.mean(by_step[step])))}"
-        for step in steps
-        if by_step[step]
-    )
-    return _svg(name, f"Histogram of {label}. {means}", (4.6, 2.7), draw)
+    means = []
+    for step in steps:
+        if by_step[step]:
+            mean = float(np.mean(by_step[step]))
+            means.append(f"step {step}: mean {_say(mean)}")
+    return _svg(name, f"Histogram of {label}. {'; '.join(means)}", (4.6, 2.7), draw)
 
 
 Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
@@ -138,7 +133,10 @@ Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
 
 
 def curves(name: str, subject: str, panels: Sequence[Panel], marks: Sequence[float] = ()) -> str:
-    """Draw a grid of line plots with whole numbers on the x axis, and a dotted vertical line at each of ``marks``."""
+    """Draw a grid of line plots, with a dotted vertical line at each of ``marks``.
+
+    The x axis has whole numbers.
+    """
     n_columns = 2 if len(panels) > 1 else 1
     n_rows = -(-len(panels) // n_columns)
 
@@ -147,21 +145,10 @@ def curves(name: str, subject: str, panels: Sequence[Panel], marks: Sequence[flo
 
         for i, (title, lines) in enumerate(panels):
             axes = figure.add_subplot(n_rows, n_columns, i + 1)
-            for (line, points), colour in zip(lines.items(), cycle(_LINES), strict=False):
-                marker = "o" if len(points) < _FEW_POINTS else None
-                drawn = points[
-                    :: -1 - len(points) // _MANY_POINTS
-                ]  # limits the size of the page; includes the last
-                axes.plot(
-                    *zip(*drawn, strict=True),
-                    color=colour,
-                    linewidth=1.6,
-                    label=line,
-                    marker=marker,
-                    ms=4,
-                )
-            for mark in () if "percentile" in title else marks:  # percentiles are not steps
-                axes.axvline(mark, color=_SECOND, linewidth=1, linestyle=":")
+            _draw_lines(axes, lines)
+            if "percentile" not in title:  # percentiles are not steps
+                for mark in marks:
+                    axes.axvline(mark, color=_SECOND, linewidth=1, linestyle=":")
             axes.set_title(title)
             axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
@@ -169,52 +156,49 @@ def curves(name: str, subject: str, panels: Sequence[Panel], marks: Sequence[flo
             if len(lines) > 1:
                 axes.legend()
 
-    ends = "; ".join(
-        f"{title}: {line} ends at {_say(p[-1][1])}"
-        for title, ls in panels
-        for line, p in ls.items()
-    )
-    return _svg(name, f"{subject}. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
+    ends = []
+    for title, lines in panels:
+        for line, points in lines.items():
+            ends.append(f"{title}: {line} ends at {_say(points[-1][1])}")
+    return _svg(name, f"{subject}. {'; '.join(ends)}", (3.9 * n_columns, 2.1 * n_rows), draw)
+
+
+def _draw_lines(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    for (line, points), colour in zip(lines.items(), cycle(_LINES), strict=False):
+        marker = "o" if len(points) < _FEW_POINTS else None
+        # limits the size of the page; includes the last
+        x, y = zip(*points[:: -1 - len(points) // _MANY_POINTS], strict=True)
+        axes.plot(x, y, color=colour, linewidth=1.6, label=line, marker=marker, ms=4)
 
 
 def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> None:
-    colour = _KIND_COLOURS[row["kind"]]
-    values = [
-        (hop[measure], hop[f"{measure}_ci"]) for hop in row["hops"] if hop[measure] is not None
-    ]
+    values = []
+    bounds = []
+    for hop in row["hops"]:
+        if hop[measure] is not None:
+            values.append(hop[measure])
+            bounds.append(hop[f"{measure}_ci"])
     if not values:
         return
+    colour = _KIND_COLOURS[row["kind"]]
     style: dict[str, Any] = {"color": colour, "clip_on": False}
-    axes.plot(
-        [v for v, _ in values], [place] * len(values), linewidth=2, alpha=0.45, zorder=2, **style
-    )
-    for i, (value, bounds) in enumerate(values, start=1):
-        if None not in bounds:
-            axes.plot(
-                bounds,
-                [place] * 2,
-                linewidth=5.5,
-                alpha=0.28,
-                solid_capstyle="round",
-                zorder=3,
-                **style,
-            )
+    axes.plot(values, [place] * len(values), linewidth=2, alpha=0.45, zorder=2, **style)
+    band = {"linewidth": 5.5, "alpha": 0.28, "solid_capstyle": "round", **style}
+    for i, (value, interval) in enumerate(zip(values, bounds, strict=True), start=1):
+        if None not in interval:
+            axes.plot(interval, [place] * 2, zorder=3, **band)
         face = colour if i == len(values) else _CARD
         axes.plot([value], [place], "o", markersize=8, markerfacecolor=face, zorder=4, **style)
-    last, bounds = values[-1]
-    top = max(*(v for v, _ in values), bounds[1] or 0.0)
-    right = (
-        top < 0.9
-    )  # label right of the marks, or left of the interval if the marks are near the right edge
-    x = top + 0.025 if right else (last if bounds[0] is None else bounds[0]) - 0.025
+    low, high = bounds[-1]
+    top = max(*values, high or 0.0)
+    # label right of the marks, or left of the interval if the marks are near the right edge
+    if top < 0.9:
+        x, side = top + 0.025, "left"
+    else:
+        x, side = (values[-1] if low is None else low) - 0.025, "right"
     box = {"facecolor": _CARD, "edgecolor": "none", "pad": 1.2}
-    text: dict[str, Any] = {
-        "va": "center",
-        "ha": "left" if right else "right",
-        "fontsize": 9.5,
-        "color": _INK,
-    }
-    axes.text(x, place, f"{last:.2f}", bbox=box, zorder=5, **text)
+    text: dict[str, Any] = {"va": "center", "ha": side, "fontsize": 9.5, "color": _INK}
+    axes.text(x, place, f"{values[-1]:.2f}", bbox=box, zorder=5, **text)
 
 
 def _say(value: float | None) -> str:
@@ -242,9 +226,8 @@ def _svg(
         )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(
-        r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL
-    )  # its style would affect the page
+    # the figure's style would affect the page
+    text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)
     for side in ("width", "height"):
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     for colour, variable in _VARIABLES.items():

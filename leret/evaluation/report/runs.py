@@ -17,14 +17,17 @@ from leret.evaluation.systems import training_facts
 
 
 def list_runs(directory: Path) -> list[dict[str, Any]]:
-    """Return the facts of each run in a directory and its subdirectories, by path; RunError if there are none."""
+    """Return the state of each run in a directory and its subdirectories, by path.
+
+    RunError if there are none.
+    """
     listed = []
     for root, folders, files in os.walk(directory):
         folders.sort()
         if "run.yaml" in files:
             folders.clear()
             try:
-                listed.append({"run": root, **_facts(Run.open(Path(root)))})
+                listed.append({"run": root, **_state(Run.open(Path(root)))})
             except (LeretError, ValueError, KeyError) as error:
                 listed.append({"run": root, "state": "unreadable", "error": str(error)})
     if not listed:
@@ -34,41 +37,47 @@ def list_runs(directory: Path) -> list[dict[str, Any]]:
     return listed
 
 
-def _facts(run: Run) -> dict[str, Any]:
-    sampling, trained, done = (
-        run.manifest.sampling or {},
-        training_facts(run),
-        run.path / "sample.done",
-    )
-    sampled = json.loads(done.read_text(encoding="utf-8"))["report"] if done.is_file() else None
-    summary = read_summary(run) if (run.eval / "summary.json").is_file() else None
-    evaluated = [row["system"] for row in summary["rows"]] if summary else []
-    started = [
-        path.name
-        for path in sorted(run.policies.glob("[!.]*"))
-        if path.is_dir() and path.name not in trained
-    ]
+def _state(run: Run) -> dict[str, Any]:
+    """Return the last finished stage of a run, and what it has sampled, trained and evaluated."""
+    trained = training_facts(run)
+    sampled = None
+    done = run.path / "sample.done"
+    if done.is_file():
+        report = json.loads(done.read_text(encoding="utf-8"))["report"]
+        sampled = {name: report[name] for name in ("policy", "questions", "samples")}
+    evaluated: list[str] = []
+    figures: dict[str, Any] = {}
+    has_summary = (run.eval / "summary.json").is_file()
+    if has_summary:
+        summary = read_summary(run)
+        evaluated = [row["system"] for row in summary["rows"]]
+        figures = _figures(summary)
+    started = []
+    for path in sorted(run.policies.glob("[!.]*")):
+        if path.is_dir() and path.name not in trained:
+            started.append(path.name)
     waiting = [name for name in trained if name not in evaluated]
-    states = {
-        "sampling unfinished": sampled is None,
-        f"training unfinished: {', '.join(started)}": started,
-        "sampled": not trained and not summary,
-        f"not evaluated: {', '.join(waiting)}": waiting,
-    }
+    state = "evaluated"
+    if sampled is None:
+        state = "sampling unfinished"
+    elif started:
+        state = f"training unfinished: {', '.join(started)}"
+    elif not trained and not has_summary:
+        state = "sampled"
+    elif waiting:
+        state = f"not evaluated: {', '.join(waiting)}"
     return {
-        "state": next((state for state, applies in states.items() if applies), "evaluated"),
-        "data": sampling.get("data", {}).get("kind"),
-        "sampled": {name: sampled[name] for name in ("policy", "questions", "samples")}
-        if sampled
-        else None,
-        "trained": {name: facts.get("algorithm") for name, facts in trained.items()},
+        "state": state,
+        "data": (run.manifest.sampling or {}).get("data", {}).get("kind"),
+        "sampled": sampled,
+        "trained": {name: note.get("algorithm") for name, note in trained.items()},
         "evaluated": evaluated,
-        "figures": _figures(summary) if summary else {},
+        "figures": figures,
     }
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the main measure, and its value for the delivered policy and the baseline after the last hop."""
+    """Return the main measure, and its last value for the delivered policy and the baseline."""
     measure = main_measure(summary["measures"])
     values = {row["system"]: row["hops"][-1][measure] for row in summary["rows"]}
     names = [name for name in (summary.get("focus"), summary["baseline"]) if name in values]
@@ -76,24 +85,24 @@ def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(listed: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return columns, the most important first (a narrow terminal cuts the last), and a row per run."""
+    """Return columns, the most important first, and a row per run.
+
+    A narrow terminal cuts the last columns.
+    """
     rows = []
     for run in listed:
-        sampled, figures = run.get("sampled") or {}, run.get("figures") or {"systems": {}}
-        counts = (
-            f"{sampled['questions']:,} questions, {sampled['samples']:,} samples"
-            if sampled
-            else "-"
-        )
-        values = [
-            f"{name} {'-' if v is None else format(v, '.3f')}"
-            for name, v in figures["systems"].items()
-        ]
+        sampled = run.get("sampled")
+        counts = "-"
+        if sampled:
+            counts = f"{sampled['questions']:,} questions, {sampled['samples']:,} samples"
+        figures = run.get("figures") or {"systems": {}}
+        values = []
+        for name, value in figures["systems"].items():
+            values.append(f"{name} -" if value is None else f"{name} {value:.3f}")
+        result = "-"
+        if values:
+            label = LABELS.get(figures["measure"], figures["measure"])
+            result = f"{label}: {', '.join(values)}"
         trained = ", ".join(run.get("trained") or ()) or "-"
-        result = (
-            f"{LABELS.get(figures['measure'], figures['measure'])}: {', '.join(values)}"
-            if values
-            else "-"
-        )
         rows.append([run["run"], result, run["state"], counts, trained, run.get("data") or "-"])
     return ["run", "main figures", "state", "sampled", "trained", "data"], rows
