@@ -31,7 +31,8 @@ from leret.training.stage import train_job
 S = TypeVar("S", bound=Settings)
 
 ONE_TRAINING = threading.Lock()
-"""Lock held during training, which sets threads, environment variables and library flags of the process."""
+"""Lock held during training, which sets threads, environment variables and library flags of the
+process."""
 
 _LOG = logging.getLogger("leret")
 
@@ -57,13 +58,19 @@ class FinetuneJob(TrainingJob):
         return TrainingStatus.running if self.training else TrainingStatus.pending
 
     def cancel(self) -> bool:
-        """Stop after the current step and keep a checkpoint to resume from; return False if the job is done."""
+        """Stop after the current step and keep a checkpoint to resume from.
+
+        Return False if the job is done.
+        """
         cancelled = Future.cancel(self)  # DSPy's `cancel` returns None
         self.interrupt.requested |= cancelled
         return cancelled
 
     def set_result(self, result: Any) -> None:
-        """Set the result unless the job was cancelled; the training thread calls this method in both cases."""
+        """Set the result unless the job was cancelled.
+
+        The training thread calls this method in both cases.
+        """
         if not self.cancelled():
             super().set_result(result)
 
@@ -79,13 +86,17 @@ def train_examples(
     environment: Environment | None = None,
     run: Run | None = None,
 ) -> Path:
-    """Train a policy, or resume its training, and return its directory; do nothing if the policy exists.
+    """Train a policy, or resume its training, and return its directory.
+
+    Do nothing if the policy exists.
 
     Args:
-        model: model name of an LM, such as ``leret/DIRECTORY`` or ``leret/demo``; the prefix ``leret/`` is optional.
-        inputs: examples with one completion (sft, kto), or with a chosen and a rejected completion (ipo, dpo); for an
-            online algorithm, tasks to sample.
-        keys: ``algorithm``, keys from the algorithm's recipe, and optionally the keys described in `_training`.
+        model: model name of an LM, such as ``leret/DIRECTORY`` or ``leret/demo``; the prefix
+            ``leret/`` is optional.
+        inputs: examples with one completion (sft, kto), or with a chosen and a rejected completion
+            (ipo, dpo); for an online algorithm, tasks to sample.
+        keys: ``algorithm``, keys from the algorithm's recipe, and optionally the keys described in
+            `_training`.
         run_dir: run directory; the policy is written to its ``policies`` folder.
         job: job that receives the training's status and can stop the training.
         progress: shows the training steps.
@@ -93,7 +104,8 @@ def train_examples(
         run: run that the tasks belong to.
 
     Raises:
-        TrainingError: a key is invalid, there are no examples, all examples are too long, or a check fails.
+        TrainingError: a key is invalid, there are no examples, all examples are too long, or a
+            check fails.
         PolicyError: the model cannot be loaded.
         RunError: the directory holds a different training with this name.
     """
@@ -118,16 +130,17 @@ def _training(
     run: Run | None,
     environment: Environment | None,
 ) -> LocalTraining:
-    """Return a training job, named by a digest of the data, keys and model unless ``keys`` has a ``name``.
+    """Return a training job.
 
-    ``keys`` may also have ``max_steps`` (optimizer steps instead of epochs; 0 keeps the policy unchanged) and
-    ``enable_thinking`` (for the chat template).
+    Its name is a digest of the data, keys and model unless ``keys`` has a ``name``.
+
+    ``keys`` may also have ``max_steps`` (optimizer steps instead of epochs; 0 keeps the policy
+    unchanged) and ``enable_thinking`` (for the chat template).
     """
-    keys, online = dict(keys), environment is not None
-    max_steps, thinking = (
-        None if online else keys.pop("max_steps", None),
-        keys.pop("enable_thinking", None),
-    )
+    keys = dict(keys)
+    online = environment is not None
+    max_steps = None if online else keys.pop("max_steps", None)
+    thinking = keys.pop("enable_thinking", None)
     recipe = validated(TrainingRecipe, keys)
     if not inputs:
         raise TrainingError(
@@ -184,5 +197,5 @@ def initial_policy(model: str) -> InitialPolicy:
 
 
 def default_run_dir() -> Path:
-    """Return the default ``run_dir``: the folder ``leret`` in DSPy's folder for finetuned models."""
+    """Return the default ``run_dir``: ``leret`` in DSPy's folder for finetuned models."""
     return Path(get_finetune_directory()) / "leret"

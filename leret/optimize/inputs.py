@@ -41,22 +41,31 @@ class LMCallsSpent(LeretError):
 
 
 class CallBudget:
-    """Thread-safe counter of LM calls with a maximum; ``reserved`` of these calls cannot be spent yet."""
+    """Thread-safe counter of LM calls with a maximum.
+
+    ``reserved`` of these calls cannot be spent yet.
+    """
 
     def __init__(self, bound: int | None) -> None:
-        self.bound, self.reserved, self.spent = bound, 0, 0
+        self.bound = bound
+        self.reserved = 0
+        self.spent = 0
         self._lock = threading.Lock()
 
     def spend(self, n: int = 1) -> None:
-        """Count ``n`` calls before they start; raise LMCallsSpent if they would exceed the maximum."""
+        """Count ``n`` calls before they start.
+
+        Raise LMCallsSpent if they would exceed the maximum.
+        """
         with self._lock:
             if self.bound is not None and self.spent + n > self.bound - self.reserved:
-                reserve = (
-                    f" ({self.reserved} more are reserved for valset)" if self.reserved else ""
-                )
+                reserve = ""
+                if self.reserved:
+                    reserve = f" ({self.reserved} more are reserved for valset)"
                 raise LMCallsSpent(
-                    f"max_lm_calls={self.bound} is reached after {self.spent} LM calls{reserve}; raise the limit and "
-                    "compile again with the same run_dir to reuse the samples and trained policies"
+                    f"max_lm_calls={self.bound} is reached after {self.spent} LM calls{reserve}; "
+                    "raise the limit and compile again with the same run_dir to reuse the samples "
+                    "and trained policies"
                 )
             self.spent += n
 
@@ -85,16 +94,19 @@ def is_trainable(lm: Any) -> bool:
 
 
 def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
-    """Return a call-counting policy: a leret LM's policy, or a policy that calls the LM if it is not a leret LM."""
+    """Return a call-counting policy: a leret LM's policy, or a policy that calls the LM."""
     if is_trainable(lm):
         policy = policy_of(lm)
-        complete = _in_background(policy) if isinstance(policy, OpenAIPolicy) else policy.complete
+        complete: Callable[[Request], Awaitable[list[Completion]]] = policy.complete
+        if isinstance(policy, OpenAIPolicy):
+            complete = _in_background(policy)
         return CountedPolicy(policy.name, policy.digest, budget, complete)
 
     async def ask(request: Request) -> list[Completion]:
         if request.messages[0].get("tools"):
             raise PolicyError(
-                f"{lm.model} cannot make native tool calls; use leret.LM, or an adapter without them"
+                f"{lm.model} cannot make native tool calls; use leret.LM, or an adapter without "
+                "them"
             )
         try:
             texts = [await complete_messages(lm, request.messages) for _ in request.seeds]
@@ -107,7 +119,10 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
 
 
 def _in_background(policy: OpenAIPolicy) -> Callable[[Request], Awaitable[list[Completion]]]:
-    """Return ``policy.complete`` on leret's event loop, which keeps connections open between short event loops."""
+    """Return ``policy.complete`` on leret's event loop.
+
+    It keeps connections open between short event loops.
+    """
 
     async def complete(request: Request) -> list[Completion]:
         return await asyncio.wrap_future(submit(policy.complete(request)))
@@ -136,7 +151,10 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
 
 
 class OtherCalls(BaseCallback):
-    """Counts calls to LMs other than a `counted_lm`, even above the maximum; the next `counted_lm` call then raises."""
+    """Counts calls to LMs other than a `counted_lm`, even above the maximum.
+
+    The next `counted_lm` call then raises.
+    """
 
     def __init__(self, budget: CallBudget) -> None:
         self.budget = budget
@@ -147,8 +165,13 @@ class OtherCalls(BaseCallback):
 
 
 def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
-    """Return a call-counting copy of an LM, at temperature 0 if leret has its weights, else with unchanged settings."""
-    return counted_lm(lm, budget, **({"temperature": 0.0} if is_trainable(lm) else {}))
+    """Return a call-counting copy of an LM.
+
+    Its temperature is 0 if leret has its weights.
+    """
+    if not is_trainable(lm):
+        return counted_lm(lm, budget)
+    return counted_lm(lm, budget, temperature=0.0)
 
 
 def read_tasks(
@@ -157,23 +180,27 @@ def read_tasks(
     """Convert examples to tasks, sorted by task id; identical examples become one task.
 
     Raises:
-        DataError: there are no examples, two differ only in their labels, or a label that ``reward`` needs is missing.
+        DataError: there are no examples, two differ only in their labels, or a label that
+            ``reward`` needs is missing.
     """
     examples: dict[str, tuple[Task, dspy.Example]] = {}
     for number, example in enumerate(trainset):
         if not isinstance(example, dspy.Example):
             raise DataError(
-                f"trainset[{number}] is a {type(example).__name__}; use dspy.Example(...).with_inputs('question')"
+                f"trainset[{number}] is a {type(example).__name__}; use "
+                "dspy.Example(...).with_inputs('question')"
             )
         _, gold = _gold_of(example)
         if isinstance(reward, str) and not gold:
+            fields = ", ".join(example.keys())
             raise DataError(
                 f"trainset[{number}] names no relevant documents for reward={reward!r} (fields: "
-                f"{', '.join(example.keys())}); add a field {', '.join(_IDS)} (ids) or {', '.join(_TITLES)}, or pass a "
-                "function reward(example, outcome)"
+                f"{fields}); add a field {', '.join(_IDS)} (ids) or {', '.join(_TITLES)}, or pass "
+                "a function reward(example, outcome)"
             )
         task = Task(inputs_id(example), dict(example.inputs()), gold)
-        if examples.setdefault(task.id, (task, example))[1] != example:
+        _, first = examples.setdefault(task.id, (task, example))
+        if first != example:
             raise DataError(
                 f"trainset[{number}] and another example differ only in their labels; remove one"
             )
@@ -189,12 +216,13 @@ def inputs_id(example: dspy.Example) -> str:
 
 def refuse_recurring(tasks: Iterable[Task], valset: Iterable[dspy.Example]) -> None:
     """Raise DataError if a valset example has the same inputs as a trainset example."""
-    known = {task.id for task in tasks}
-    both = [example for example in valset if inputs_id(example) in known]
+    ids = {task.id for task in tasks}
+    both = [example for example in valset if inputs_id(example) in ids]
     if both:
         shown = {name: str(value)[:80] for name, value in both[0].inputs().items()}
         raise DataError(
-            f"{len(both)} valset examples are also in trainset, such as {shown}; remove them from valset"
+            f"{len(both)} valset examples are also in trainset, such as {shown}; remove them from "
+            "valset"
         )
 
 
@@ -205,37 +233,45 @@ def step_reward(
     if reward is None:
         return lambda outcome: None
     if callable(reward):
-        return lambda outcome: (
-            None if (v := reward(examples[outcome.task], outcome)) is None else float(v)
-        )
+
+        def by_user(outcome: Outcome) -> float | None:
+            value = reward(examples[outcome.task], outcome)
+            if value is None:
+                return None
+            return float(value)
+
+        return by_user
     if not any(_gold_of(example)[0] in _TITLES for example in examples.values()):
         return reward
     measure = scoring(reward)
-    return lambda outcome: measure(
-        replace(
-            outcome,
-            ranking=tuple([p._replace(doc_id=p.title or p.doc_id) for p in outcome.ranking]),
-        )
-    )
+
+    def by_title(outcome: Outcome) -> float | None:
+        passages = [
+            passage._replace(doc_id=passage.title or passage.doc_id) for passage in outcome.ranking
+        ]
+        return measure(replace(outcome, ranking=tuple(passages)))
+
+    return by_title
 
 
 def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
     for field in (*_IDS, *_TITLES):
         value = example.get(field)
-        if value:
-            listed = (
-                [value]
-                if isinstance(value, str)
-                else sorted(value)
-                if isinstance(value, set)
-                else value
-            )
-            return field, tuple(dict.fromkeys(map(str, listed)))
+        if not value:
+            continue
+        if isinstance(value, str):
+            value = [value]
+        elif isinstance(value, set):
+            value = sorted(value)
+        return field, tuple(dict.fromkeys(map(str, value)))
     return "", ()
 
 
 def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
-    """Map predictors to the leret LMs to train; LeretError if there is none, or if one of them cannot be trained."""
+    """Map predictors to the leret LMs to train.
+
+    LeretError if there is none, or if one of them cannot be trained.
+    """
     lms = {
         name: predictor.lm
         for name, predictor in program.named_predictors()
@@ -243,26 +279,29 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
     }
     if not program.predictors():
         raise ProgramError(
-            f"{type(program).__name__} has no predictor to train: named_predictors() is empty; store each "
-            "dspy.Predict on the program, as an attribute or in a list or dict"
+            f"{type(program).__name__} has no predictor to train: named_predictors() is empty; "
+            "store each dspy.Predict on the program, as an attribute or in a list or dict"
         )
     if not lms:
         untrained = {str(predictor.lm.model): predictor.lm for predictor in program.predictors()}
+        names = ", ".join(sorted(untrained))
         raise PolicyError(
-            f"none of the student's LMs can be trained ({', '.join(sorted(untrained))}), because their weights are "
-            f"unknown; use {_with_weights_of(*untrained.values())}, or set finetuning_model of the dspy.LM"
+            f"none of the student's LMs can be trained ({names}), because their weights are "
+            f"unknown; use {_with_weights_of(*untrained.values())}, or set finetuning_model of the "
+            "dspy.LM"
         )
     for lm in set(lms.values()):
         if n_samples > 1 and lm.kwargs.get("temperature") == 0:
             raise ConfigError(
-                f"{lm.model} has temperature 0: all samples are identical; use leret.LM(temperature=1.0)"
+                f"{lm.model} has temperature 0: all samples are identical; use "
+                "leret.LM(temperature=1.0)"
             )
         try:
             find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:
             raise PolicyError(
-                f"{lm.model} has no local weights to train ({error}); use {_with_weights_of(lm)}, or give the "
-                "predictors that use it a different LM"
+                f"{lm.model} has no local weights to train ({error}); use {_with_weights_of(lm)}, "
+                "or give the predictors that use it a different LM"
             ) from error
     return lms
 
@@ -270,7 +309,8 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
 def _with_weights_of(*lms: dspy.BaseLM) -> str:
     """Return the code for an LM with weights, on the server of one of the LMs if there is one."""
     for lm in lms:
-        if (url := server_of(lm)) is not None:
+        url = server_of(lm)
+        if url is not None:
             name = str(lm.model).removeprefix("leret/").removeprefix("openai/")
             return f"leret.LM({name!r}, api_base={url!r}, weights=DIRECTORY_OR_HUB_NAME)"
     return "leret.LM(DIRECTORY_OR_HUB_NAME)"
@@ -284,52 +324,55 @@ def server_of(lm: dspy.BaseLM) -> str | None:
         return urls[0] if urls else None
     kwargs = getattr(lm, "kwargs", {})
     url = kwargs.get("api_base") or kwargs.get("base_url")
-    return None if url is None else str(url)
+    if url is None:
+        return None
+    return str(url)
 
 
 def with_weights(program: dspy.Module) -> dict[dspy.BaseLM, dspy.BaseLM]:
-    """Replace each ``dspy.LM`` on a server with a ``finetuning_model`` by a `LM` of the same server and weights.
+    """Replace each ``dspy.LM`` on a server with known weights by a `LM`.
+
+    The weights are its ``finetuning_model``. The `LM` has the same server and weights.
 
     Return the original LMs by the LMs that replace them. Other LMs stay: leret does not train them.
     """
     replaced: dict[dspy.BaseLM, LM] = {}
     for predictor in program.predictors():
         lm = predictor.lm
-        if (
-            type(lm) is dspy.LM
-            and lm.finetuning_model
-            and lm.model.startswith(_SERVED)
-            and server_of(lm)
-        ):
-            predictor.lm = replaced[lm] = replaced.get(lm) or _trainable(lm)
+        if type(lm) is not dspy.LM or not lm.finetuning_model:
+            continue
+        if lm.model.startswith(_SERVED) and server_of(lm):
+            if lm not in replaced:
+                replaced[lm] = _trainable(lm)
+            predictor.lm = replaced[lm]
     return {new: old for old, new in replaced.items()}
 
 
 def _trainable(lm: dspy.LM) -> LM:
     keys = {"api_key", "timeout", *lm.kwargs} - (CLIENT_KEYS - {"api_key", "timeout"})
     arguments = {key: lm.kwargs.get(key) for key in keys}
-    return LM(
-        lm.model.partition("/")[2], api_base=server_of(lm), weights=lm.finetuning_model, **arguments
-    )
+    name = lm.model.partition("/")[2]
+    return LM(name, api_base=server_of(lm), weights=lm.finetuning_model, **arguments)
 
 
 def pick_actors(program: dspy.Module) -> dict[str, Policy]:
     """Return the actors of a program's picks, by pick name; LeReT does not train actors."""
-    picks = named_picks(program)
-    if unanswered := [name for name, pick in picks.items() if pick.actor is None]:
-        raise ProgramError(
-            f"the Pick {unanswered[0]} has no actor, and LeReT trains only LMs: set pick.actor = POLICY, for example "
-            "to a picker trained by `leret train`"
-        )
-    return {name: pick.actor for name, pick in picks.items() if pick.actor is not None}
+    actors: dict[str, Policy] = {}
+    for name, pick in named_picks(program).items():
+        if pick.actor is None:
+            raise ProgramError(
+                f"the Pick {name} has no actor, and LeReT trains only LMs: set pick.actor = "
+                "POLICY, for example to a picker trained by `leret train`"
+            )
+        actors[name] = pick.actor
+    return actors
 
 
 def teacher_prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:
     """Return a prompt with a teacher's demos and instructions."""
-    named = dict(prepare_teacher(student, teacher).named_predictors())
-    demos = {name: [dict(demo) for demo in predictor.demos] for name, predictor in named.items()}
-    return Prompt(
-        str(number),
-        demos,
-        {name: predictor.signature.instructions for name, predictor in named.items()},
-    )
+    demos: dict[str, list[dict[str, Any]]] = {}
+    instructions: dict[str, str] = {}
+    for name, predictor in prepare_teacher(student, teacher).named_predictors():
+        demos[name] = [dict(demo) for demo in predictor.demos]
+        instructions[name] = predictor.signature.instructions
+    return Prompt(str(number), demos, instructions)

@@ -38,9 +38,10 @@ _servers: dict[str, BackgroundServer] = {}
 class Provider(dspy_internals.Provider):
     """Trains the policy of a leret LM, and runs the policy in this process or on a server.
 
-    ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft). With
-    ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a server that runs until ``kill``. Other ``launch_kwargs``
-    are for `leret.policies.serving.launch.BackgroundServer`.
+    ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm``
+    defaults to sft). With ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a server that
+    runs until ``kill``. Other ``launch_kwargs`` are for
+    `leret.policies.serving.launch.BackgroundServer`.
     """
 
     def __init__(self) -> None:
@@ -55,24 +56,28 @@ class Provider(dspy_internals.Provider):
     @staticmethod
     def launch(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
         """Load the policy or start its server, unless the policy is already running."""
-        name, keys = lm.model.removeprefix("leret/"), dict(launch_kwargs or lm.launch_kwargs)
+        name = lm.model.removeprefix("leret/")
+        keys = dict(launch_kwargs or lm.launch_kwargs)
         if not keys:
             policy_of(lm)
         elif name not in _servers:
-            engine, timeout_s = keys.pop("engine", None), keys.pop("timeout_s", 600.0)
+            engine = keys.pop("engine", None)
+            timeout_s = keys.pop("timeout_s", 600.0)
             if engine not in SERVERS:
                 raise ConfigError(
                     f"launch_kwargs: engine: {engine!r} is not one of {', '.join(SERVERS)}"
                 )
-            server = _servers[name] = BackgroundServer(name, engine, timeout_s, **keys)
-            thinking = lm.engine.settings.enable_thinking
-            SERVED[name] = make_policy(
-                server.settings.model_copy(update={"enable_thinking": thinking})
-            )
+            server = BackgroundServer(name, engine, timeout_s, **keys)
+            _servers[name] = server
+            update = {"enable_thinking": lm.engine.settings.enable_thinking}
+            SERVED[name] = make_policy(server.settings.model_copy(update=update))
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
-        """Stop the policy's server and free the policy's memory; the next request loads the policy again."""
+        """Stop the policy's server and free the policy's memory.
+
+        The next request loads the policy again.
+        """
         name = lm.model.removeprefix("leret/")
         if name in _servers:
             submit(SERVED.pop(name).aclose()).result()
@@ -88,42 +93,51 @@ class Provider(dspy_internals.Provider):
         train_data_format: TrainDataFormat | str | None,
         train_kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """Train a policy to write the last message of each conversation; return the name of the new policy."""
+        """Train a policy to write the last message of each conversation.
+
+        Return the name of the new policy.
+        """
         if train_data_format != TrainDataFormat.CHAT:
             raise TrainingError(
                 f"leret finetunes only on chat data, not {train_data_format}; use a chat adapter"
             )
         keys = {"algorithm": "sft", **(train_kwargs or {})}
         run_dir = keys.pop("run_dir", None) or default_run_dir()
-        conversations = [tuple(row["messages"]) for row in train_data]
-        examples = [
-            TrainingExample(str(i), c[:-1], (c[-1]["content"],))
-            for i, c in enumerate(conversations)
-        ]
-        return f"leret/{train_examples(model, examples, keys, run_dir, job=job)}"
+        examples: list[TrainingExample] = []
+        for number, row in enumerate(train_data):
+            *prompt, answer = row["messages"]
+            example = TrainingExample(str(number), tuple(prompt), (answer["content"],))
+            examples.append(example)
+        path = train_examples(model, examples, keys, run_dir, job=job)
+        return f"leret/{path}"
 
 
 class LM(PolicyLM):
-    """A ``dspy.LM`` that runs a policy in this process or on a server, and can be trained by DSPy's optimizers.
+    """A ``dspy.LM`` that runs a policy in this process or on a server.
 
-    A new name loads new weights: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
-    A trained LM runs in this process, also if the first weights were on a server.
+    DSPy's optimizers can train it.
+
+    A new name loads new weights: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory,
+    ``demo`` or ``agent``. A trained LM runs in this process, also if the first weights were on a
+    server.
 
     Args:
-        model: model or adapter directory, Hugging Face Hub repository, ``demo`` or ``agent``; with ``api_base``, the
-            name of the served model.
+        model: model or adapter directory, Hugging Face Hub repository, ``demo`` or ``agent``; with
+            ``api_base``, the name of the served model.
         api_base: URL of an OpenAI-compatible server that runs, as in ``http://127.0.0.1:8000/v1``.
-        weights: weights of the served model, for training: a directory or a Hugging Face Hub repository. None: the
-            repository with the name of the served model.
+        weights: weights of the served model, for training: a directory or a Hugging Face Hub
+            repository. None: the repository with the name of the served model.
         api_key: the server's key. It is not saved. `leret.load` then takes the name of a variable.
         api_key_env: environment variable with the server's key.
         timeout: seconds per attempt to get an answer from the server.
-        kwargs: arguments of ``dspy.LM`` (``finetuning_model`` is ``weights``), and ``device``, ``dtype``,
-            ``enable_thinking`` and ``template`` as in a recipe's ``policy``. ``max_tokens`` is 64 by default, and
-            1,024 on a server. DSPy's cache is off by default, because it identifies models by name, not by weights.
+        kwargs: arguments of ``dspy.LM`` (``finetuning_model`` is ``weights``), and ``device``,
+            ``dtype``, ``enable_thinking`` and ``template`` as in a recipe's ``policy``.
+            ``max_tokens`` is 64 by default, and 1,024 on a server. DSPy's cache is off by default,
+            because it identifies models by name, not by weights.
 
     Raises:
-        ConfigError: an argument for servers is used without ``api_base``, or the URL or the key is invalid.
+        ConfigError: an argument for servers is used without ``api_base``, or the URL or the key is
+            invalid.
     """
 
     def __init__(
@@ -158,11 +172,14 @@ class LM(PolicyLM):
                 name.count("/") > 1
             ):  # openai/gpt-oss-20b is a name, openai/Qwen/Qwen3-8B has the prefix of dspy.LM
                 name = name.removeprefix("openai/")
-            settings = _settings(
-                OpenAIPolicySettings,
-                {"model": name, "urls": (url,), "api_key_env": api_key_env, "timeout_s": timeout or 60.0,
-                 "enable_thinking": local.get("enable_thinking")},
-            )  # fmt: skip
+            served = {
+                "model": name,
+                "urls": (url,),
+                "api_key_env": api_key_env,
+                "timeout_s": timeout or 60.0,
+                "enable_thinking": local.get("enable_thinking"),
+            }
+            settings = _settings(OpenAIPolicySettings, served)
             policy = OpenAIPolicy(settings)
             if api_key is not None:
                 policy.client.key = ApiKey(api_key)
@@ -185,7 +202,10 @@ class LM(PolicyLM):
     def finetune(
         self, train_data: Any, train_data_format: Any, train_kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Finetune like ``dspy.LM``, with this LM's ``enable_thinking`` unless ``train_kwargs`` sets another value."""
+        """Finetune like ``dspy.LM``.
+
+        ``enable_thinking`` is this LM's unless ``train_kwargs`` sets another value.
+        """
         keys = {
             "enable_thinking": self.engine.settings.enable_thinking,
             **(train_kwargs or self.train_kwargs),
@@ -218,8 +238,10 @@ def _settings(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def _absolute(name: str | Path | None) -> str | None:
-    if name is None or str(name) in POLICIES or not Path(name).is_dir():
-        return None if name is None else str(name)
+    if name is None:
+        return None
+    if str(name) in POLICIES or not Path(name).is_dir():
+        return str(name)
     return str(Path(name).resolve())
 
 

@@ -1,9 +1,10 @@
 """`leret run`: sampling, training and evaluation in order, in one or more rounds.
 
-With several rounds, each round samples a different part of the questions. A later round samples with the policies from
-the previous round and trains them further, under the names ``sft-2``, ``ipo-2`` and so on. If the recipe has
-``policies``, each predictor or pick gets the last policy that was trained for it. In every evaluation, `base` is the
-policy of the first round. Policy servers must be able to load new weights.
+With several rounds, each round samples a different part of the questions. A later round samples
+with the policies from the previous round and trains them further, under the names ``sft-2``,
+``ipo-2`` and so on. If the recipe has ``policies``, each predictor or pick gets the last policy
+that was trained for it. In every evaluation, `base` is the policy of the first round. Policy
+servers must be able to load new weights.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import (
@@ -55,14 +56,18 @@ class RoundStage:
             detail = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {initial}"
         elif isinstance(self.recipe, SamplingRecipe):
             detail = f" with {self.recipe.policy.model}"
-        return f"round {self.round}: {self.stage}{detail}" + (": already done" if self.done else "")
+        title = f"round {self.round}: {self.stage}{detail}"
+        if self.done:
+            title += ": already done"
+        return title
 
 
 def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[RoundStage]:
     """Return the stages of all rounds in order.
 
     Args:
-        recipes: at most one sampling recipe, training recipes in order, and at most one evaluation recipe.
+        recipes: at most one sampling recipe, training recipes in order, and at most one evaluation
+            recipe.
         run: a new run, or a run started with the same recipes.
         rounds: number of rounds, at least 1.
 
@@ -76,7 +81,8 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
         raise ConfigError(
             "there is more than one sampling or evaluation recipe; keep one of each kind"
         )
-    if problems := list(_problems(sampling, trainings, run, rounds)):
+    problems = list(_problems(sampling, trainings, run, rounds))
+    if problems:
         raise ConfigError(problems)
     stages: list[RoundStage] = []
     begun = run.manifest.rounds if run.manifest_path.is_file() else []
@@ -85,8 +91,11 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
         records = [run.path / t.folder / t.policy_name / "training.json" for t in trained]
         done = len(begun) > number and all(record.is_file() for record in records)
         for recipe in sampling:
-            part = f"{number - 1}/{rounds}" if rounds > 1 else recipe.data.part
-            part = begun[number - 1].get("part") if number <= len(begun) else part
+            part = recipe.data.part
+            if number <= len(begun):
+                part = begun[number - 1].get("part")
+            elif rounds > 1:
+                part = f"{number - 1}/{rounds}"
             data = recipe.data.model_copy(update={"part": part})
             sampled = recipe.model_copy(update={"data": data})
             if number > 1:  # `_served` replaces a server's model with the name on the server
@@ -105,27 +114,38 @@ def _problems(
     if rounds > 1 and not (sampling and any(recipe.folder == "policies" for recipe in trainings)):
         yield f"--rounds {rounds} needs a sampling recipe and a training recipe for a policy"
     names = [recipe.policy_name for recipe in trainings]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
         yield f"two training recipes have the name {', '.join(twice)}; set `name` in one of them"
-    for recipe in sampling if rounds > 1 else ():
+    if rounds == 1:
+        return
+    for recipe in sampling:
         if recipe.data.part is not None:
-            yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove either"
-        for key, settings in recipe.by_predictor.items():
-            loads = isinstance(
-                settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings
+            yield (
+                f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the "
+                "parts; remove either"
             )
-            if _actor_of(recipe, trainings, key) and not (
-                loads or (not key and settings.kind == "openai")
-            ):
-                name = f"policies.{key}" if key else "policy"
-                remedy = "use kind local, use kind openai with a vLLM server as `policy`, or remove --rounds"
-                yield f"{name}.kind: {settings.kind} cannot load new weights; {remedy}"
+        for key, settings in recipe.by_predictor.items():
+            if _actor_of(recipe, trainings, key) is None:
+                continue
+            if isinstance(settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings):
+                continue
+            if not key and settings.kind == "openai":
+                continue
+            name = f"policies.{key}" if key else "policy"
+            yield (
+                f"{name}.kind: {settings.kind} cannot load new weights; use kind local, use kind "
+                "openai with a vLLM server as `policy`, or remove --rounds"
+            )
 
 
 def run_stage(
     stage: RoundStage, run: Run, *, serve: str | None = None, progress: Progress | None = None
 ) -> SampleReport | TrainReport | EvalReport | None:
-    """Run a stage and return its report, or None if it is already done; ``serve`` is the policy's serving engine."""
+    """Run a stage and return its report, or None if it is already done.
+
+    ``serve`` is the policy's serving engine.
+    """
     if stage.done:
         return None
     if isinstance(stage.recipe, SamplingRecipe):
@@ -144,32 +164,38 @@ def run_stage(
 
 
 def _name(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}-{number}"
+    if number == 1:
+        return name
+    return f"{name}-{number}"
 
 
 def _actor_of(
     recipe: SamplingRecipe, trainings: Sequence[TrainingRecipe], key: str
 ) -> tuple[str, str] | None:
-    """Return the last policy, not a control, that is trained for ``key``, and its part ("" unless trained jointly)."""
+    """Return the last policy, not a control, that is trained for ``key``, and its part.
+
+    The part is "" unless the policy is trained jointly.
+    """
     is_picker = isinstance(recipe.by_predictor[key], PickerSettings)
     part = "picker" if is_picker else "writer"
-    policies = [one for one in trainings if one.folder == "policies"]
-    candidates = [one for one in policies if not one.is_control] or policies
+    policies = [training for training in trainings if training.folder == "policies"]
+    candidates = [training for training in policies if not training.is_control] or policies
     for training in reversed(candidates):
         joint = getattr(training, part, None)
-        section = training if joint is None else joint
-        if (joint is None and isinstance(training, PickingRecipe) is not is_picker) or not _trains(
-            recipe, section, key
-        ):
-            continue
-        return training.policy_name, part if joint is not None else ""
+        if joint is not None:
+            if _trains(recipe, joint, key):
+                return training.policy_name, part
+        elif isinstance(training, PickingRecipe) is is_picker and _trains(recipe, training, key):
+            return training.policy_name, ""
     return None
 
 
 def _trains(recipe: SamplingRecipe, training: TrainingRecipe, key: str) -> bool:
     """Return True if a training of the right kind changes the policy of ``key``."""
     if training.predictors is not None:
-        return key in {name if name in recipe.policies else "" for name in training.predictors}
+        if key:
+            return key in training.predictors
+        return any(name not in recipe.policies for name in training.predictors)
     is_picker = isinstance(recipe.by_predictor[key], PickerSettings)
     return not key or isinstance(recipe.policy, PickerSettings) is not is_picker
 
@@ -180,8 +206,10 @@ def _with_successors(
     """Return the recipe with the policies that round ``number`` has trained."""
     settings = dict(recipe.by_predictor)
     for key, before in settings.items():
-        if (actor := _actor_of(recipe, trainings, key)) is not None:
-            directory = run.policies / _name(actor[0], number) / actor[1]
+        actor = _actor_of(recipe, trainings, key)
+        if actor is not None:
+            name, part = actor
+            directory = run.policies / _name(name, number) / part
             settings[key] = before.model_copy(update={"model": str(directory.resolve())})
     return recipe.model_copy(update={"policy": settings.pop(""), "policies": settings})
 
@@ -194,28 +222,37 @@ def _training(
 ) -> TrainingRecipe:
     if number == 1:
         return recipe
-    names = {other.policy_name: _name(other.policy_name, number) for other in trainings}
+    names = {training.policy_name: _name(training.policy_name, number) for training in trainings}
+
+    def actor_before(section: TrainingRecipe, is_picker: bool) -> str | None:
+        """Return the policy of the first predictor that a section trains."""
+        for sampled in sampling:
+            for key, settings in sampled.by_predictor.items():
+                if isinstance(settings, PickerSettings) is not is_picker:
+                    continue
+                if _trains(sampled, section, key):
+                    actor = _actor_of(sampling[0], trainings, key)
+                    return None if actor is None else actor[0]
+        return None
 
     def renamed(section: TrainingRecipe, is_picker: bool) -> TrainingRecipe:
-        fits = ((key, one) for part in sampling for key, one in part.by_predictor.items()
-                if isinstance(one, PickerSettings) is is_picker and _trains(part, section, key))  # fmt: skip
-        actor = next((_actor_of(sampling[0], trainings, key) for key, _ in fits), None)
-        is_policy = (
-            recipe.folder == "policies"
-        )  # a retriever's base is the run's retriever in every round
-        before = {**names, "base": _name(actor[0], number - 1) if actor and is_policy else "base"}
-        keys = {
-            key: value
-            for key in ("init_from", "match_steps_of")
-            if (value := getattr(section, key, None))
-        }
-        return section.model_copy(
-            update={key: before.get(value, value) for key, value in keys.items()}
-        )
+        before = {**names, "base": "base"}
+        if recipe.folder == "policies":  # a retriever's base is the run's retriever in every round
+            actor = actor_before(section, is_picker)
+            if actor is not None:
+                before["base"] = _name(actor, number - 1)
+        update: dict[str, Any] = {}
+        for key in ("init_from", "match_steps_of"):
+            name = getattr(section, key, None)
+            if name:
+                update[key] = before.get(name, name)
+        return section.model_copy(update=update)
 
     actors = {part: getattr(recipe, part) for part in ("picker", "writer") if hasattr(recipe, part)}
     update = {part: renamed(section, part == "picker") for part, section in actors.items()}
-    whole = recipe if actors else renamed(recipe, isinstance(recipe, PickingRecipe))
+    whole = recipe
+    if not actors:
+        whole = renamed(recipe, isinstance(recipe, PickingRecipe))
     return whole.model_copy(update={"name": names[recipe.policy_name], **update})
 
 
@@ -226,7 +263,8 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
         return
     if not isinstance(settings, LocalPolicySettings):
         raise ConfigError(
-            f"--serve {engine}: a policy of kind {settings.kind} already has a server; remove --serve"
+            f"--serve {engine}: a policy of kind {settings.kind} already has a server; remove "
+            "--serve"
         )
     from leret.optimize.provider import LM
 
@@ -241,7 +279,10 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
 
 
 def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
-    """Load a later round's policy into its servers, if any; return the recipe with the policy's name on the servers."""
+    """Load a later round's policy into its servers, if any.
+
+    Return the recipe with the policy's name on the servers.
+    """
     is_new = Path(recipe.policy.model).is_dir()  # false if no recipe trains this policy
     if stage.round == 1 or not is_new or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe

@@ -1,4 +1,4 @@
-"""A student program's run directory, training examples, valset score, and environment for online training."""
+"""A student program's run directory, training examples, valset score, and environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from leret.core.files import cache_directory
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
-from leret.core.types import digest
+from leret.core.types import Sample, digest
 from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
 from leret.policies.base import Policy
 from leret.policies.load import tool_reader
@@ -50,7 +50,8 @@ _RETENTION_S = 7 * 86_400  # compile removes older runs from leret's cache
 def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     """Open or create the run at ``place``; None creates a directory in leret's cache.
 
-    ``now`` holds all values that determine the run's content; ``now["student"]`` is a `student_digest`.
+    ``now`` holds all values that determine the run's content; ``now["student"]`` is a
+    `student_digest`.
     """
     if place is None:
         parent = cache_directory() / "optimize"
@@ -63,7 +64,8 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
         logger.info(
-            "LeReT: %s belongs to a different student; using the subdirectory students/ for this one",
+            "LeReT: %s belongs to a different student; using the subdirectory students/ for this "
+            "one",
             run.path,
         )
         run = Run.create(run.path / "students" / now["student"][:12])
@@ -78,16 +80,25 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
 
 
 def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
-    """Return a digest of the student's code, prompts and weights; ``policies`` maps predictors to policies."""
-    predictors = [
-        [name, predictor.signature.dump_state(), to_jsonable_python(predictor.demos, fallback=repr),
-         policies[name].digest, *map(predictor.lm.kwargs.get, ("temperature", "max_tokens"))]
-        for name, predictor in program.named_predictors()
-    ]  # fmt: skip
-    predictors += [[name, policies[name].digest] for name in named_picks(program)]
-    return digest(
-        ([source_of(type(module)) for _, module in program.named_sub_modules()], predictors)
-    )
+    """Return a digest of the student's code, prompts and weights.
+
+    ``policies`` maps predictors to policies.
+    """
+    rows: list[list[Any]] = []
+    for name, predictor in program.named_predictors():
+        row = [
+            name,
+            predictor.signature.dump_state(),
+            to_jsonable_python(predictor.demos, fallback=repr),
+            policies[name].digest,
+            predictor.lm.kwargs.get("temperature"),
+            predictor.lm.kwargs.get("max_tokens"),
+        ]
+        rows.append(row)
+    for name in named_picks(program):
+        rows.append([name, policies[name].digest])
+    sources = [source_of(type(module)) for _, module in program.named_sub_modules()]
+    return digest((sources, rows))
 
 
 def source_of(thing: Any) -> str:
@@ -117,27 +128,32 @@ def training_examples(
         PolicyError: no completion can be parsed.
         TrainingError: the completions have equal rewards at every state.
     """
-    samples = {
-        lm: GroupSamples([group for group in groups if lms[group.state.predictor] is lm])
-        for lm in lms.values()
-    }
+    samples: dict[dspy.LM, GroupSamples] = {}
+    for lm in lms.values():
+        groups_of_lm = [group for group in groups if lms[group.state.predictor] is lm]
+        samples[lm] = GroupSamples(groups_of_lm)
     by_algorithm: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
     for name in algorithms:
         algorithm = cast(StoredAlgorithm, ALGORITHMS[name])
         recipes = {lm: recipe_of(name, lm) for lm in samples}
-        by_algorithm[name] = {lm: [] for lm in samples}
+        by_lm: dict[dspy.LM, list[TrainingExample]] = {lm: [] for lm in samples}
         for lm, recipe in recipes.items():
             with suppress(TrainingError):  # another LM or algorithm may have examples
-                by_algorithm[name][lm] = algorithm.examples(recipe, samples[lm])
-    if not any(examples for by_lm in by_algorithm.values() for examples in by_lm.values()):
+                by_lm[lm] = algorithm.examples(recipe, samples[lm])
+        by_algorithm[name] = by_lm
+    if not any(any(by_lm.values()) for by_lm in by_algorithm.values()):
         raise _nothing_learnt(groups)
     return by_algorithm
 
 
 def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
-    samples = [sample for group in groups for sample in group.samples]
+    samples: list[Sample] = []
+    for group in groups:
+        samples += group.samples
     unparsed = [
-        one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"
+        sample.failure
+        for sample in samples
+        if sample.failure is not None and sample.failure.kind == "parse"
     ]
     if unparsed and len(unparsed) == len(samples):
         return PolicyError(
@@ -146,9 +162,9 @@ def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     mean = sum(rewards) / max(1, len(rewards))
     return TrainingError(
-        f"no training examples: the completions have equal rewards at each of {len(groups)} sampled states "
-        f"({len(samples)} completions, {len(unparsed)} unparsed, mean reward {mean:.3f}); "
-        "raise samples or the LM's temperature, or use a finer reward"
+        f"no training examples: the completions have equal rewards at each of {len(groups)} "
+        f"sampled states ({len(samples)} completions, {len(unparsed)} unparsed, mean reward "
+        f"{mean:.3f}); raise samples or the LM's temperature, or use a finer reward"
     )
 
 
@@ -163,12 +179,13 @@ def score(
     *,
     must_parse: bool = False,
 ) -> tuple[float, list[float]]:
-    """Return the mean metric of greedy runs on held-out examples (in percent), and the metric of each example.
+    """Return the mean metric (in percent) of greedy runs, and the metric of each example.
 
-    With ``must_parse``, raise PolicyError if no run on `MIN_UNPARSED` or more examples reached its end, because a
-    completion did not parse: sampling would only repeat this.
+    With ``must_parse``, raise PolicyError if no run on `MIN_UNPARSED` or more examples reached its
+    end, because a completion did not parse: sampling would only repeat this.
 
-    `dspy.Evaluate` counts every failure as a bad score, but this function raises if a service or the metric fails.
+    `dspy.Evaluate` counts every failure as a bad score, but this function raises if a service or
+    the metric fails.
     """
     scored = ScoredProgram(copy_program_with_lms(program))
     for predictor in scored.program.predictors():
@@ -191,20 +208,26 @@ def _refuse_unparsed(monitor: RunMonitor, n_examples: int) -> None:
     error = monitor.unparsed
     if error is None or n_examples < MIN_UNPARSED or monitor.n_unparsed < n_examples:
         return
-    fields, completion = ", ".join(error.signature.output_fields), str(error.lm_response)[:200]
+    fields = ", ".join(error.signature.output_fields)
+    completion = str(error.lm_response)[:200]
     raise PolicyError(
-        f"valset: the completions of all {n_examples} examples failed to parse, for example: {completion!r} is not in "
-        f"the format of {error.adapter_name} (outputs: {fields}); choose the adapter that the LM knows "
-        "(dspy.configure(adapter=leret.CompactAdapter()) for leret's small policies), or raise the LM's max_tokens"
+        f"valset: the completions of all {n_examples} examples failed to parse, for example: "
+        f"{completion!r} is not in the format of {error.adapter_name} (outputs: {fields}); choose "
+        "the adapter that the LM knows (dspy.configure(adapter=leret.CompactAdapter()) for leret's "
+        "small policies), or raise the LM's max_tokens"
     )
 
 
 class ScoredProgram(dspy.Module):
-    """Wraps a program for `dspy.Evaluate`; if a completion does not parse, the prediction is None and scores 0."""
+    """Wraps a program for `dspy.Evaluate`.
+
+    If a completion does not parse, the prediction is None and scores 0.
+    """
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__()
-        self.program, self.monitor = program, RunMonitor()
+        self.program = program
+        self.monitor = RunMonitor()
 
     def forward(self, **inputs: Any) -> Any:
         return self.monitor.run(self.program, inputs)[0]
@@ -216,7 +239,8 @@ class ScoredProgram(dspy.Module):
             try:
                 if prediction is None:
                     return 0.0
-                if (value := metric(example, prediction)) is None:
+                value = metric(example, prediction)
+                if value is None:
                     raise TypeError("the result is None; return a number or a bool")
                 return float(value)
             except Exception as error:
@@ -230,9 +254,9 @@ class ScoredProgram(dspy.Module):
 class StudentEnvironment(Environment):
     """Environment for online training in which a student replaces the recipe's program.
 
-    ``lm`` is the LM in training. ``role`` gets a call and the policy in training, and chooses the call's policy.
-    ``retriever`` answers all searches; if it is None, ``rm`` or the retriever of each `leret.Search` answers.
-    ``settings`` may hold reward functions.
+    ``lm`` is the LM in training. ``role`` gets a call and the policy in training, and chooses the
+    call's policy. ``retriever`` answers all searches; if it is None, ``rm`` or the retriever of
+    each `leret.Search` answers. ``settings`` may hold reward functions.
     """
 
     def __init__(
@@ -246,18 +270,19 @@ class StudentEnvironment(Environment):
         settings: SamplingSettings,
         cache: Path,
     ) -> None:
-        decoding = {
-            name: lm.kwargs[name]
-            for name in ("temperature", "max_tokens", "top_p")
-            if lm.kwargs.get(name)
-        }
-        decoding["enable_thinking"] = lm.engine.settings.enable_thinking
+        decoding: dict[str, Any] = {"enable_thinking": lm.engine.settings.enable_thinking}
+        for name in ("temperature", "max_tokens", "top_p"):
+            if lm.kwargs.get(name):
+                decoding[name] = lm.kwargs[name]
         model = (lm.finetuning_model or lm.model).removeprefix("leret/")
         policy = LocalPolicySettings(model=model).model_copy(update=decoding)
         keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": settings}
         super().__init__(SamplingRecipe.model_construct(**keys), cache)
-        self.role, self.retriever = role, retriever  # type: ignore[assignment]
-        self._program, self._adapter, self._rm = program, adapter, rm
+        self.role = role
+        self.retriever = retriever  # type: ignore[assignment]
+        self._program = program
+        self._adapter = adapter
+        self._rm = rm
 
     def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
         read = tool_reader(self.recipe.policy)

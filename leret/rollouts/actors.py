@@ -1,4 +1,4 @@
-"""Actors that answer a program's LM calls in rollouts, and the roles of its predictors in sampling."""
+"""Actors that answer a program's LM calls, and the roles of its predictors in sampling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Actor(Protocol):
 
 @dataclass(frozen=True)
 class Decoding:
-    """Decoding settings; temperature 0 is greedy. ``limits`` overrides ``max_tokens`` per predictor."""
+    """Decoding settings; temperature 0 is greedy.
+
+    ``limits`` overrides ``max_tokens`` per predictor.
+    """
 
     max_tokens: int
     temperature: float = 0.0
@@ -34,13 +37,11 @@ class Decoding:
 
     def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
         """Return a request for one completion, with a seed derived from ``seed`` and ``parts``."""
-        seeds, max_tokens = (
-            (seed_of(self.seed, *parts),),
-            self.limits.get(need.predictor, self.max_tokens),
-        )
+        seed = seed_of(self.seed, *parts)
+        max_tokens = self.limits.get(need.predictor, self.max_tokens)
         return Request(
             messages,
-            seeds,
+            (seed,),
             self.temperature,
             max_tokens,
             self.top_p,
@@ -52,7 +53,10 @@ class Decoding:
 
 @dataclass(frozen=True)
 class PolicyActor:
-    """Answers with a policy and one prompt. Each completion's seed depends on seed, task, step, prompt and index."""
+    """Answers with a policy and one prompt.
+
+    Each completion's seed depends on seed, task, step, prompt and index.
+    """
 
     policy: Policy
     formatter: Formatter
@@ -65,27 +69,36 @@ class PolicyActor:
         messages = self.formatter.messages(need, self.prompt)
         request = self.decoding.request(need, messages, task.id, step, self.prompt.digest, index)
         [completion] = await self.policy.complete(request)
-        answer, value = self.formatter.step(need, completion.text), completion.value
+        answer = self.formatter.step(need, completion.text)
         outputs = None if isinstance(answer.outputs, Exception) else (answer.outputs or [{}])[0]
-        sent = messages if value is None else ()
-        n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
-        return LMCall(
-            need.predictor, need.inputs, sent, completion.text, outputs, value, n_tokens
-        ), answer
+        value = completion.value
+        call = LMCall(
+            need.predictor,
+            need.inputs,
+            messages if value is None else (),
+            completion.text,
+            outputs,
+            value,
+            completion.n_prompt_tokens + completion.n_completion_tokens,
+        )
+        return call, answer
 
 
 @dataclass(frozen=True)
 class Role:
-    """The policy for a predictor, the credit of its completions, and its sampling keys (None means those of the plan).
+    """The policy for a predictor, the credit of its completions, and its sampling keys.
+
+    Keys that are None are those of the plan.
 
     Attributes:
-        sampled: if False, one zero-shot completion continues the path, and is not trained on. Predictors
-            created inside ``forward`` are never sampled.
-        credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final reward after
-            running the program to its end from each sample. ``both``: weighted mean of the step and final reward.
-            ``return``: step reward plus its discounted increases up to the program's end. ``auto``: ``step`` if a
-            search follows the predictor (``both`` if the predictor also decides when the program stops), else
-            ``final``; without a final reward, no samples.
+        sampled: if False, one zero-shot completion continues the path, and is not trained on.
+            Predictors created inside ``forward`` are never sampled.
+        credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final
+            reward after running the program to its end from each sample. ``both``: weighted mean of
+            the step and final reward. ``return``: step reward plus its discounted increases up to
+            the program's end. ``auto``: ``step`` if a search follows the predictor (``both`` if the
+            predictor also decides when the program stops), else ``final``; without a final reward,
+            no samples.
     """
 
     policy: Policy
@@ -99,14 +112,19 @@ class Role:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Settings for sampling states (``n_samples`` completions per state and prompt) and for rewarding the samples.
+    """Settings for sampling states and rewarding the samples.
+
+    ``n_samples`` is the number of completions per state and prompt.
 
     Attributes:
-        final: final reward, which scores an outcome with the program's ``prediction``; it is called in a thread.
-        n_continuations: runs to the end from each sample, unless the credit is ``step``; their rewards are averaged.
+        final: final reward, which scores an outcome with the program's ``prediction``; it is called
+            in a thread.
+        n_continuations: runs to the end from each sample, unless the credit is ``step``; their
+            rewards are averaged.
         final_weight: weight of the final reward for credit ``both``, 0 to 1.
         gamma: discount per step for credit ``return``, 0 to 1.
-        searched: for each predictor reached so far, whether a search follows it; None before the first tasks have run.
+        searched: for each predictor reached so far, whether a search follows it; None before the
+            first tasks have run.
         token_ids: keep the token ids and log-probabilities of sampled texts.
         stops: predictors and picks that decide when the program stops.
     """
@@ -128,15 +146,21 @@ class SamplingPlan:
     stops: frozenset[str] = frozenset()
 
     def role_of(self, need: NeedsCompletion) -> Role:
-        """Return the role with ``auto`` credit resolved; if no run reached the predictor, ``final``, else ``step``."""
+        """Return the role with ``auto`` credit resolved.
+
+        If no run reached the predictor, ``final``, else ``step``.
+        """
         role = self.role(need)
         if need.predictor.startswith("("):
             return replace(role, sampled=False)
         if not role.sampled or role.credit != "auto":
             return role
-        if (self.searched or {}).get(need.predictor, self.final is None):
-            return replace(role, credit="both" if need.predictor in self.stops else "step")
-        return replace(role, credit="final", sampled=self.final is not None)
+        searched = self.searched or {}
+        if not searched.get(need.predictor, self.final is None):
+            return replace(role, credit="final", sampled=self.final is not None)
+        if need.predictor in self.stops:
+            return replace(role, credit="both")
+        return replace(role, credit="step")
 
     def roles(self, runner: ProgramRunner) -> dict[str, Role]:
         return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.names}
@@ -145,4 +169,5 @@ class SamplingPlan:
         """Return a role's temperature, top-p and max_tokens; the plan's where the role has None."""
         temperature = self.temperature if role.temperature is None else role.temperature
         top_p = self.top_p if role.top_p is None else role.top_p
-        return temperature, top_p, self.max_tokens if role.max_tokens is None else role.max_tokens
+        max_tokens = self.max_tokens if role.max_tokens is None else role.max_tokens
+        return temperature, top_p, max_tokens

@@ -1,7 +1,8 @@
-"""Credit of a sample: its step reward, the final reward, their weighted mean, or the return from its step on.
+"""Credit of a sample: its step reward, the final reward, their weighted mean, or the return.
 
-Rewards of a group are computed from the components of its samples: the parts of the step reward by name, ``final``,
-``final.NAME`` for each part of a final reward with several parts, ``step`` for credit ``both``, and ``return``.
+Rewards of a group are computed from the components of its samples: the parts of the step reward by
+name, ``final``, ``final.NAME`` for each part of a final reward with several parts, ``step`` for
+credit ``both``, and ``return``.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from leret.rewards import REWARDS, Reward, Scoring
 PREFIX = "final."
 
 REPORTED: Mapping[str, Reward] = {name: REWARDS[name] for name in ("recall", "ap")}
-"""Measures stored with every reward. A part of the step reward replaces the measure with the same name."""
+"""Measures stored with every reward.
+
+A part of the step reward replaces the measure with the same name.
+"""
 
 
 @dataclass(frozen=True)
 class Crediting:
-    """Combines parts into rewards. If ``final`` is None, stored final rewards are kept unchanged."""
+    """Combines parts into rewards.
+
+    If ``final`` is None, stored final rewards are kept unchanged.
+    """
 
     step: Scoring
     final: Scoring | None = None
@@ -30,128 +37,164 @@ class Crediting:
 
     @property
     def functions(self) -> dict[str, Reward]:
-        return {
-            **self.step.parts,
-            **{name: one for name, one in REPORTED.items() if name not in self.step.parts},
-        }
+        functions: dict[str, Reward] = dict(self.step.parts)
+        for name, measure in REPORTED.items():
+            functions.setdefault(name, measure)
+        return functions
 
     @property
     def needs_group(self) -> bool:
-        return self.step.needs_group or (self.final is not None and self.final.needs_group)
+        if self.step.needs_group:
+            return True
+        return self.final is not None and self.final.needs_group
 
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return components for a final reward: ``final.NAME`` per part, or ``final`` if there is one part."""
+        """Return the components of a final reward.
+
+        They are ``final.NAME`` per part, or ``final`` if there is one part.
+        """
         assert self.final is not None
         if len(self.final.parts) > 1:
             return {f"{PREFIX}{name}": value for name, value in values.items()}
         value = self.final.alone(values)
-        return {} if value is None else {"final": value}
+        if value is None:
+            return {}
+        return {"final": value}
 
     def discounted_return(self, outcomes: Sequence[Outcome | None], gamma: float) -> float:
-        """Return the first outcome's step reward plus the discounted increases of the step reward after it.
+        """Return the first step reward plus the discounted increases of the step reward after it.
 
-        ``outcomes`` are those of a sample's step and of the steps that follow; None (unparsed) counts as 0. The result
-        is the first step reward if ``gamma`` is 0 and the last if it is 1. A group mixer becomes a weighted sum.
+        ``outcomes`` are those of a sample's step and of the steps that follow; None (unparsed)
+        counts as 0. The result is the first step reward if ``gamma`` is 0 and the last if it is 1.
+        A group mixer becomes a weighted sum.
         """
-        rewards = list[float]()
+        rewards: list[float] = []
         for outcome in outcomes:
-            value = None if outcome is None else self.step(outcome)
-            if outcome is not None and value is None:
+            if outcome is None:
+                rewards.append(0.0)
+                continue
+            reward = self.step(outcome)
+            if reward is None:
                 raise self._without_value(self.step, outcome.task.id)
-            rewards.append(value or 0.0)
-        increases = enumerate(pairwise(rewards), start=1)
-        return rewards[0] + sum(gamma**n * (after - before) for n, (before, after) in increases)
+            rewards.append(reward)
+        increases = [after - before for before, after in pairwise(rewards)]
+        discounted = [gamma**n * increase for n, increase in enumerate(increases, start=1)]
+        return rewards[0] + sum(discounted)
 
     def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
-        rewards = self.mixed([sample.components for sample in group], credit, group[0].task_id)
-        pairs = zip(group, rewards, strict=True)
+        parts = [sample.components for sample in group]
+        rewards = self.mixed(parts, credit, group[0].task_id)
         return [
             replace(sample, reward=reward, components=components)
-            for sample, (reward, components) in pairs
+            for sample, (reward, components) in zip(group, rewards, strict=True)
         ]
 
     def mixed(
         self, group: Sequence[Mapping[str, float]], credit: str, question_id: str
     ) -> list[tuple[float, dict[str, float]]]:
-        """Return the reward and components of each sample of a state, given the parts of each sample."""
-        values = [dict(parts) for parts in group]
+        """Return the reward and components of each sample of a state from its parts."""
+        components = [dict(parts) for parts in group]
         if credit == "return":
-            return [(one["return"], one) for one in values]
+            return [(parts["return"], parts) for parts in components]
         if credit != "step" and self.final is not None and len(self.final.parts) > 1:
-            named = [
-                {n.removeprefix(PREFIX): v for n, v in one.items() if n.startswith(PREFIX)}
-                for one in values
-            ]
-            finals = self.final.mix(named)
-            values = [
-                one | ({} if f is None else {"final": f})
-                for one, f in zip(values, finals, strict=True)
-            ]
-        steps = self.step.mix(values) if credit != "final" else [None] * len(values)
-        weight, rewards = self.final_weight, list[tuple[float, dict[str, float]]]()
-        for one, step in zip(values, steps, strict=True):
-            final = one.get("final")
+            self._add_final(components, self.final)
+        steps: Sequence[float | None] = [None] * len(components)
+        if credit != "final":
+            steps = self.step.mix(components)
+        weight = self.final_weight
+        rewards: list[tuple[float, dict[str, float]]] = []
+        for parts, step in zip(components, steps, strict=True):
+            final = parts.get("final")
             if credit == "step" and step is not None:
-                rewards.append((step, one))
+                rewards.append((step, parts))
             elif credit == "final" and final is not None:
-                rewards.append((final, one))
+                rewards.append((final, parts))
             elif step is not None and final is not None:
-                rewards.append((weight * final + (1 - weight) * step, {**one, "step": step}))
+                parts["step"] = step
+                rewards.append((weight * final + (1 - weight) * step, parts))
+            elif step is not None and self.final is not None:
+                raise self._without_value(self.final, question_id)
             else:
-                raise self._without_value(
-                    self.final if step is not None and self.final else self.step, question_id
-                )
+                raise self._without_value(self.step, question_id)
         return rewards
+
+    @staticmethod
+    def _add_final(components: Sequence[dict[str, float]], final: Scoring) -> None:
+        """Add ``final``, the mixture of the parts of the final reward, to each sample's parts."""
+        by_sample: list[dict[str, float]] = []
+        for parts in components:
+            names = [name for name in parts if name.startswith(PREFIX)]
+            by_sample.append({name.removeprefix(PREFIX): parts[name] for name in names})
+        rewards = final.mix(by_sample)
+        for parts, reward in zip(components, rewards, strict=True):
+            if reward is not None:
+                parts["final"] = reward
 
     @staticmethod
     def _without_value(reward: Scoring, question_id: str) -> ConfigError:
         return ConfigError(
-            f"sampling.reward: {' + '.join(reward.parts)} has no value for question {question_id}; add the labels that "
-            "it needs (relevant documents or reference answers) to the data, or set sampling.credit: final"
+            f"sampling.reward: {' + '.join(reward.parts)} has no value for question {question_id}; "
+            "add the labels that it needs (relevant documents or reference answers) to the data, "
+            "or set sampling.credit: final"
         )
 
     def regrouped(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return a state's samples, with the rewards of its sampled and rewarded ones recomputed as one group."""
+        """Return a state's samples, with the rewards recomputed as one group.
+
+        Only samples that are sampled and have a reward belong to the group.
+        """
         group = [sample for sample in samples if sample.reward is not None and sample.is_sampled]
         if not group:
             return list(samples)
-        known = {sample.id: sample for sample in self.rewards(group, credit_of(group[0]))}
-        return [known.get(sample.id, sample) for sample in samples]
+        rewarded = self.rewards(group, credit_of(group[0]))
+        by_id = {sample.id: sample for sample in rewarded}
+        return [by_id.get(sample.id, sample) for sample in samples]
 
 
 def credit_of(sample: Sample) -> str:
     """Return the credit of a rewarded sample: step, final, both or return."""
     if "return" in sample.components:
         return "return"
-    return (
-        "step"
-        if "final" not in sample.components
-        else "both"
-        if "step" in sample.components
-        else "final"
-    )
+    if "final" not in sample.components:
+        return "step"
+    if "step" in sample.components:
+        return "both"
+    return "final"
 
 
 def training_rewards(
     samples: Sequence[Sample], unparsed_reward: float | None
 ) -> list[tuple[Sample, float]]:
-    """Return a group's samples for training with their rewards: those with a reward, and unparsed completions.
+    """Return a group's rewarded samples and unparsed completions, with their rewards for training.
 
-    If ``unparsed_reward`` is None, unparsed completions get the lowest reward in the group, but at most 0.
+    If ``unparsed_reward`` is None, unparsed completions get the lowest reward in the group, but at
+    most 0.
     """
-    known = [sample.reward for sample in samples if sample.reward is not None]
-    least = min([0.0, *known]) if unparsed_reward is None else unparsed_reward
-    valid = [
-        one for one in samples if one.is_sampled and (one.reward is not None or one.is_unparsed)
-    ]
-    return [(one, least if one.reward is None else one.reward) for one in valid]
+    if unparsed_reward is None:
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        unparsed_reward = min([0.0, *rewards])
+    rewarded: list[tuple[Sample, float]] = []
+    for sample in samples:
+        if not sample.is_sampled:
+            continue
+        if sample.reward is not None:
+            rewarded.append((sample, sample.reward))
+        elif sample.is_unparsed:
+            rewarded.append((sample, unparsed_reward))
+    return rewarded
 
 
 def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
-    """Give unparsed completions the reward ``unparsed_reward`` but keep their failures; None changes no sample."""
+    """Give unparsed completions the reward ``unparsed_reward`` but keep their failures.
+
+    None changes no sample.
+    """
     if unparsed_reward is None:
         return list(samples)
-    return [
-        replace(sample, reward=unparsed_reward) if sample.is_unparsed else sample
-        for sample in samples
-    ]
+    rewarded: list[Sample] = []
+    for sample in samples:
+        if sample.is_unparsed:
+            rewarded.append(replace(sample, reward=unparsed_reward))
+        else:
+            rewarded.append(sample)
+    return rewarded

@@ -1,4 +1,7 @@
-"""The environment of a sampling recipe (corpus, tasks, retriever, program); later stages open it from a run."""
+"""The environment of a sampling recipe (corpus, tasks, retriever, program).
+
+Later stages open it from a run.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,10 @@ class Environment:
     """Corpus, tasks, retriever and program of a sampling recipe, each loaded on first use.
 
     Attributes:
-        role: function that returns the role for a call, given the policy in training; None means the recipe's roles.
-        skipped: records that `tasks` last skipped, by kind. ``held_out``, ``gold``: see `leret.datasets.load.Loaded`.
+        role: function that returns the role for a call, given the policy in training; None means
+            the recipe's roles.
+        skipped: records that `tasks` last skipped, by kind. ``held_out``, ``gold``: see
+            `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -65,15 +70,20 @@ class Environment:
 
     @classmethod
     def open(cls, run: Run, *, latest: bool = False) -> Environment:
-        """Open the environment of a run; ``latest`` gives predictors with ``policies`` the models of the last round."""
+        """Open the environment of a run.
+
+        ``latest`` gives predictors with ``policies`` the models of the last round.
+        """
         recipe = sampling_recipe_of(run)
-        models = run.manifest.rounds[-1].get("models") if latest and run.manifest.rounds else None
+        rounds = run.manifest.rounds
+        models = rounds[-1].get("models") if latest and rounds else None
         if models:
-            new = {
-                key: one.model_copy(update={"model": models[key]})
-                for key, one in recipe.by_predictor.items()
+            policies = {
+                key: policy.model_copy(update={"model": models[key]})
+                for key, policy in recipe.by_predictor.items()
             }
-            recipe = recipe.model_copy(update={"policy": new.pop(""), "policies": new})
+            policy = policies.pop("")
+            recipe = recipe.model_copy(update={"policy": policy, "policies": policies})
         return cls(recipe, run.cache)
 
     def tasks(
@@ -84,33 +94,44 @@ class Environment:
         *,
         check: bool = True,
     ) -> list[Task]:
-        """Read the tasks of a split (default: the recipe's); ``check`` rejects gold ids missing from the corpus."""
+        """Read the tasks of a split (default: the recipe's).
+
+        ``check`` rejects gold ids missing from the corpus.
+        """
         data = self.recipe.data
-        chosen = data.model_copy(
-            update={"split": split or data.split, "limit": limit, "part": part}
-        )
-        corpus = self.corpus if self._has_corpus and (check or data.gold == "parent") else None
-        loaded = load_tasks(chosen, corpus, None if corpus is None else corpus.parents)
-        if UNSPLIT in loaded.skipped and self._has_corpus:
+        update = {"split": split or data.split, "limit": limit, "part": part}
+        chosen = data.model_copy(update=update)
+        if self._has_corpus and (check or data.gold == "parent"):
             loaded = load_tasks(chosen, self.corpus, self.corpus.parents)
-        self.skipped, self.held_out, self.gold = dict(loaded.skipped), loaded.held_out, loaded.gold
+        else:
+            loaded = load_tasks(chosen)
+            if UNSPLIT in loaded.skipped and self._has_corpus:
+                loaded = load_tasks(chosen, self.corpus, self.corpus.parents)
+        self.skipped = dict(loaded.skipped)
+        self.held_out = loaded.held_out
+        self.gold = loaded.gold
         return list(loaded)
 
     @cached_property
     def corpus(self) -> Corpus:
-        return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
+        if not self._has_corpus:
+            return Corpus(())
+        return load_corpus(self.recipe.data)
 
     @property
     def _has_corpus(self) -> bool:
         return self.recipe.retriever.needs_corpus or has_corpus(self.recipe.data)
 
     def searching_with(self, retriever: RetrieverSettings, name: str) -> Environment:
-        """Return this environment with another retriever; its index is in ``eval/NAME`` of the cache."""
+        """Return this environment with another retriever.
+
+        Its index is in ``eval/NAME`` of the cache.
+        """
         recipe = self.recipe.model_copy(update={"retriever": retriever})
-        other = Environment(recipe, self.cache / "eval" / name, self.progress)
+        environment = Environment(recipe, self.cache / "eval" / name, self.progress)
         if self._has_corpus:
-            other.corpus = self.corpus
-        return other
+            environment.corpus = self.corpus
+        return environment
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -144,28 +165,37 @@ class Environment:
         )
 
     def check_policies(self, policies: Collection[str]) -> None:
-        names = self.replay.names if policies else ()
-        if unknown := [name for name in policies if name not in names]:
-            raise ConfigError(
-                f"policies.{unknown[0]}: unknown predictor or pick; available in the program: {', '.join(names)}"
-            )
+        if not policies:
+            return
+        names = self.replay.names
+        for name in policies:
+            if name not in names:
+                available = ", ".join(names)
+                raise ConfigError(
+                    f"policies.{name}: unknown predictor or pick; "
+                    f"available in the program: {available}"
+                )
 
     def policies(self, policy: Policy, predictors: Collection[str] | None) -> Policy:
-        """Return the policies for training: ``policy`` for ``predictors``, the recipe's for all other predictors."""
+        """Return ``policy`` for ``predictors`` and the recipe's policies for all others."""
         settings = by_predictor(self.recipe.policy, self.recipe.policies, None, predictors)
-        return combine_policies(
-            {name: policy if one is None else shared_policy(one) for name, one in settings.items()}
-        )
+        policies: dict[str, Policy] = {}
+        for name, policy_settings in settings.items():
+            if policy_settings is None:
+                policies[name] = policy
+            else:
+                policies[name] = shared_policy(policy_settings)
+        return combine_policies(policies)
 
     def notes(self) -> list[str]:
-        """Return `data_notes`, and a note on ``k`` if the program and the recipe set different values."""
+        """Return `data_notes`, and a note if the program and the recipe set different ``k``."""
         from leret.programs.load import differing_k
 
         k = self.recipe.retriever.k
         return self.data_notes() + differing_k(self.replay.program, self.source.arguments, k)
 
     def data_notes(self) -> list[str]:
-        """Return notes on skipped and doubtful records of the questions last read and of the corpus."""
+        """Return notes on skipped and doubtful records of the last questions and of the corpus."""
         return skipped_notes("data", self.skipped) + skipped_notes("corpus", self.corpus.skipped)
 
     @cached_property
@@ -197,9 +227,7 @@ class Environment:
 
     @property
     def reward_digest(self) -> str | None:
-        return sources_digest(
-            name for spec in self.recipe.sampling.rewards for name in function_names(spec)
-        )
+        return sources_digest(_function_names(self.recipe))
 
     def close(self) -> None:
         close = getattr(self.__dict__.get("retriever"), "close", None)
@@ -214,50 +242,68 @@ class Environment:
 
 
 def questions_digest(questions: Sequence[Task]) -> str:
-    """Return a digest of the questions and their labels (answers only of questions without gold documents)."""
+    """Return a digest of the questions and their labels.
 
-    def labels(task: Task) -> list[Any]:
-        return [
-            list(task.gold),
-            *([task.relevance] if task.relevance else []),
-            *([] if task.gold else [task.answers]),
-        ]
-
-    return digest([[task.id, task.text, *labels(task)] for task in questions])
+    Answers count only for questions without gold documents.
+    """
+    rows: list[list[Any]] = []
+    for task in questions:
+        row: list[Any] = [task.id, task.text, list(task.gold)]
+        if task.relevance:
+            row.append(task.relevance)
+        if not task.gold:
+            row.append(task.answers)
+        rows.append(row)
+    return digest(rows)
 
 
 def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Return only the tasks with the labels that the reward needs, such as gold documents or reference answers."""
+    """Return only the tasks with the labels that the reward needs.
+
+    Labels are gold documents or reference answers.
+    """
     spec = recipe.sampling.whole_reward
     reward = scoring(spec, "sampling.reward")
-    known = [task for task in tasks if reward.applies(task)]
-    if not known:
+    labelled = [task for task in tasks if reward.applies(task)]
+    if not labelled:
+        parts = " + ".join(reward.parts)
         raise DataError(
-            f"data: no question in split {recipe.data.split} has the labels that {' + '.join(reward.parts)} needs "
+            f"data: no question in split {recipe.data.split} has the labels that {parts} needs "
             "(relevant documents to score rankings, reference answers to score answers); "
             f"{len(tasks)} questions read; use another split or file"
         )
-    return known
+    return labelled
 
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
-    """Refuse a recipe that differs from the run's. The policy (for another round) and `Free` keys may differ."""
-    before, digests_before = run.manifest.sampling, run.manifest.digests
-    if before is not None:
-        with suppress(ValidationError):  # keys added after the run get their defaults
-            before = SamplingRecipe.model_validate(before).model_dump(mode="json")
-        known = {name: value for name, value in digests_before.items() if name in digests}
-        now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
-        check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
+    """Refuse a recipe that differs from the run's.
+
+    The policy (for another round) and `Free` keys may differ.
+    """
+    before = run.manifest.sampling
+    if before is None:
+        return
+    with suppress(ValidationError):  # keys added after the run get their defaults
+        before = SamplingRecipe.model_validate(before).model_dump(mode="json")
+    digests_before = run.manifest.digests
+    names = [name for name in digests_before if name in digests]
+    before = {**before, "digest": {name: digests_before[name] for name in names}}
+    now = recipe.model_dump(mode="json")
+    now["digest"] = {name: digests[name] for name in names}
+    check_resumable(run.path, before, now, free_keys(SamplingRecipe))
 
 
 _OTHERWISE = "name a new run directory, or change the reward with `leret rescore`"
 
 
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
-    """Refuse a program, reward, corpus or questions that changed since sampling. Equal file stamps mean no change."""
-    known, before = run.manifest.digests, run.manifest.sampling
-    key = stage_key(environment.recipe, input_stamps(*recipe_files(environment.recipe)))
+    """Refuse a program, reward, corpus or questions that changed since sampling.
+
+    Equal file stamps mean no change.
+    """
+    before = run.manifest.sampling
+    stamps = input_stamps(*recipe_files(environment.recipe))
+    key = stage_key(environment.recipe, stamps)
     if before is None or completed(run.path, "sample", key):
         return
     limits = before["data"].get("limit"), before["data"].get("part")
@@ -267,19 +313,20 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
         "corpus": lambda: environment.corpus.digest,
         "questions": lambda: questions_digest(environment.tasks(None, *limits)),
     }
+    if not reward:
+        del digests["reward"]
     for name, current in digests.items():
-        if name in known and (reward or name != "reward"):
-            check_resumable(
-                run.path,
-                {"digest": {name: known[name]}},
-                {"digest": {name: current()}},
-                (),
-                _OTHERWISE,
-            )
+        if name in run.manifest.digests:
+            digest_before = {"digest": {name: run.manifest.digests[name]}}
+            digest_now = {"digest": {name: current()}}
+            check_resumable(run.path, digest_before, digest_now, (), _OTHERWISE)
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
-    """Refuse changed files in a stage that reads stored samples; if program or data is missing, only log an event."""
+    """Refuse changed files in a stage that reads stored samples.
+
+    If program or data is missing, only log an event.
+    """
     try:
         with Environment.open(run) as environment:
             refuse_changed_files(run, environment)
@@ -289,21 +336,43 @@ def refuse_changes_since_sampling(run: Run, stage: str) -> None:
 
 def recipe_files(recipe: SamplingRecipe) -> list[Path]:
     """Return the files that a recipe names, and the modules that its Python files import."""
-    modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
-    files = [Path(path) for path in (*(path for _, path, _ in paths_in(recipe)), *modules) if path]
-    return [*files, *(helper for file in files for helper in source_files(file)[1:])]
+    paths = [path for _, path, _ in paths_in(recipe)]
+    modules = [source_of(name) for name in _function_names(recipe)]
+    files = [Path(path) for path in (*paths, *modules) if path]
+    helpers: list[Path] = []
+    for file in files:
+        helpers += source_files(file)[1:]
+    return files + helpers
+
+
+def _function_names(recipe: SamplingRecipe) -> list[str]:
+    """Return the names of the reward functions of a recipe."""
+    names: list[str] = []
+    for spec in recipe.sampling.rewards:
+        names += function_names(spec)
+    return names
 
 
 def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
-    """Return only the run's tasks that have the labels the reward needs; DataError if there are none."""
-    data, settings = environment.recipe.data, scored_by(environment, recipe)
+    """Return only the run's tasks that have the labels the reward needs.
+
+    DataError if there are none.
+    """
+    data = environment.recipe.data
     tasks = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
-    return scorable(tasks, environment.recipe.model_copy(update={"sampling": settings}))
+    settings = scored_by(environment, recipe)
+    sampling_recipe = environment.recipe.model_copy(update={"sampling": settings})
+    return scorable(tasks, sampling_recipe)
 
 
 def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
-    """Return the run's sampling settings, with any reward and credit that the training recipe sets instead."""
-    credit = "final" if recipe.groups == "question" else recipe.credit
-    keys = {"credit": credit, "reward": recipe.reward, "final": recipe.reward}
-    update = {name: value for name, value in keys.items() if value is not None}
+    """Return the run's sampling settings with the training recipe's reward and credit, if set."""
+    update: dict[str, Any] = {}
+    if recipe.groups == "question":
+        update["credit"] = "final"
+    elif recipe.credit is not None:
+        update["credit"] = recipe.credit
+    if recipe.reward is not None:
+        update["reward"] = recipe.reward
+        update["final"] = recipe.reward
     return environment.recipe.sampling.model_copy(update=update)

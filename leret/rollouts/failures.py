@@ -18,32 +18,40 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {
 FAILURES = (PolicyError, RetrievalError, ProgramError)
 
 _MIN_SAMPLES, MIN_UNPARSED = 50, 5
-"""Number of samples from which a failure rate can stop a session, and the lower number that suffices if none parses."""
+"""Number of samples from which a failure rate can stop a session, and the lower number that
+suffices if none parses."""
 
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
-    """Return the failure record for an outage, a crash, or a prompt that is too long for the model."""
+    """Return the failure record for an outage, a crash, or a prompt that is too long."""
+    if isinstance(error, PromptTooLongError):
+        return Failure("prompt", str(error))
     kind = next(kind for kind, boundary in BOUNDARIES.items() if isinstance(error, boundary))
-    return Failure("prompt" if isinstance(error, PromptTooLongError) else kind, str(error))
+    return Failure(kind, str(error))
 
 
 def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
-    """Return the failure record for a completion that does not parse, with an example of the adapter's format."""
-    example = ""
+    """Return the failure record for a completion that does not parse.
+
+    The record has an example of the adapter's format.
+    """
+    text = repr(completion[:200])
     if predictor in formatter.picks:
-        return Failure("parse", f"{completion[:200]!r} is not the id of a candidate of {predictor}")
+        return Failure("parse", f"{text} is not the id of a candidate of {predictor}")
+    message = f"{text} is not in the adapter's format"
     if not predictor.startswith("("):
         fields = {name: f"<{name}>" for name in formatter.signature(predictor).output_fields}
-        example = f"; {type(formatter.adapter).__name__} reads {formatter.completion(predictor, fields)!r}"
-    return Failure("parse", f"{completion[:200]!r} is not in the adapter's format{example}")
+        example = formatter.completion(predictor, fields)
+        message += f"; {type(formatter.adapter).__name__} reads {example!r}"
+    return Failure("parse", message)
 
 
 def cut_notes(n_cut: int, n_samples: int) -> Iterator[str]:
     """Yield a warning if ``max_tokens`` cut more than 10 % of the completions."""
     if n_cut > n_samples / 10:
         yield (
-            f"{n_cut:,} of {n_samples:,} completions ({n_cut / n_samples:.0%}) were cut at policy.max_tokens, so they "
-            "are trained without an end token; raise policy.max_tokens"
+            f"{n_cut:,} of {n_samples:,} completions ({n_cut / n_samples:.0%}) were cut at "
+            "policy.max_tokens, so they are trained without an end token; raise policy.max_tokens"
         )
 
 
@@ -51,7 +59,8 @@ def cut_notes(n_cut: int, n_samples: int) -> Iterator[str]:
 class SamplingStats:
     """Counts of one session.
 
-    ``waiting`` counts questions that an outage stopped; a resume continues them. ``notes`` are for the user.
+    ``waiting`` counts questions that an outage stopped; a resume continues them. ``notes`` are for
+    the user.
     """
 
     questions: int = 0
@@ -67,7 +76,9 @@ class SamplingStats:
 
     @property
     def mean_reward(self) -> float:
-        return self.reward_sum / self.n_rewarded if self.n_rewarded else 0.0
+        if not self.n_rewarded:
+            return 0.0
+        return self.reward_sum / self.n_rewarded
 
     @property
     def n_failed(self) -> int:
@@ -82,14 +93,17 @@ class SamplingStats:
                 self.reward_sum += sample.reward
                 self.n_rewarded += 1
 
-    def add(self, other: SamplingStats) -> None:
-        for name in ("questions", "samples", "reward_sum", "n_rewarded", "waiting"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.failures.update(other.failures)
-        self.last_failure = other.last_failure or self.last_failure
-        self.last_unparsed = other.last_unparsed or self.last_unparsed
-        self.policy_digest = other.policy_digest or self.policy_digest
-        self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
+    def add(self, session: SamplingStats) -> None:
+        self.questions += session.questions
+        self.samples += session.samples
+        self.reward_sum += session.reward_sum
+        self.n_rewarded += session.n_rewarded
+        self.waiting += session.waiting
+        self.failures.update(session.failures)
+        self.last_failure = session.last_failure or self.last_failure
+        self.last_unparsed = session.last_unparsed or self.last_unparsed
+        self.policy_digest = session.policy_digest or self.policy_digest
+        self.notes = list(dict.fromkeys([*self.notes, *session.notes]))
 
     def fail(self, failure: Failure) -> None:
         self.failures[failure.kind] += 1
@@ -102,7 +116,10 @@ class SamplingStats:
 def refuse_failures(
     stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False
 ) -> None:
-    """Raise an error if too many samples failed or do not parse, or if none has a reward at the ``last`` check."""
+    """Raise an error if too many samples failed or do not parse.
+
+    At the ``last`` check, also raise it if no sample has a reward.
+    """
     n_failed, n_samples = stats.n_failed, stats.samples
     if stats.last_unparsed is not None and n_samples >= _MIN_SAMPLES:
         refuse_unparsed(
@@ -112,31 +129,35 @@ def refuse_failures(
     nothing = last and n_failed > 0 and stats.n_rewarded == 0
     if stats.last_failure is None or not (too_many or nothing):
         return
-    limit = (
-        f"more than sampling.max_error_rate = {max_error_rate:g} allows"
-        if too_many
-        else "and no rewards"
-    )
-    again = (
-        "name a new run directory"
-        if stats.last_failure.kind == "prompt"
-        else "run the same command again"
-    )
-    error = BOUNDARIES.get(stats.last_failure.kind, PolicyError)(
-        f"{n_failed} failures in {n_samples} samples, {limit}; last failure: {stats.last_failure.message}. "
+    limit = "and no rewards"
+    if too_many:
+        limit = f"more than sampling.max_error_rate = {max_error_rate:g} allows"
+    again = "run the same command again"
+    if stats.last_failure.kind == "prompt":
+        again = "name a new run directory"
+    boundary = BOUNDARIES.get(stats.last_failure.kind, PolicyError)
+    error = boundary(
+        f"{n_failed} failures in {n_samples} samples, {limit}; "
+        f"last failure: {stats.last_failure.message}. "
         f"Finished samples are kept; fix the cause and {again}"
     )
-    raise error if isinstance(error, ProgramError) else error.failed()
+    if isinstance(error, ProgramError):
+        raise error
+    raise error.failed()
 
 
 def refuse_unparsed(
     failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float
 ) -> None:
-    """Raise an error if too many completions do not parse; from 5 to 49, only if none parses; below 5, never."""
+    """Raise an error if too many completions do not parse; from 5 to 49, only if none parses.
+
+    Below 5, never.
+    """
     enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(
-            f"{n_unparsed} of {n_samples} completions do not parse, for example: {next(iter(failures)).message}; "
-            "find a format that parses with `leret trial RECIPE`, set program.adapter, policy.model or "
-            "policy.max_tokens and name a new run directory, or raise sampling.max_unparsed_rate"
+            f"{n_unparsed} of {n_samples} completions do not parse, for example: "
+            f"{next(iter(failures)).message}; find a format that parses with `leret trial RECIPE`, "
+            "set program.adapter, policy.model or policy.max_tokens and name a new run directory, "
+            "or raise sampling.max_unparsed_rate"
         )

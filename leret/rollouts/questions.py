@@ -1,4 +1,7 @@
-"""Whole rollouts of one question (``groups: question``); every turn gets the reward of its rollout's outcome."""
+"""Whole rollouts of one question (``groups: question``).
+
+Every turn gets the reward of its rollout's outcome.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ async def sample_question(
     start: Point,
     unparsed_reward: float | None,
 ) -> list[tuple[State, list[Sample]]]:
-    """Run a task to its end ``plan.n_samples`` times from its first state, and return all turns, grouped by state.
+    """Run a task ``plan.n_samples`` times to its end, and return all turns, grouped by state.
 
-    ``Sample.index`` is the number of the rollout. If a rollout does not parse, its turns get ``unparsed_reward`` (None:
-    0 or the question's lowest reward, whichever is lower). If an outage ends a rollout, its turns have no reward.
+    ``Sample.index`` is the number of the rollout. If a rollout does not parse, its turns get
+    ``unparsed_reward`` (None: 0 or the question's lowest reward, whichever is lower). If an outage
+    ends a rollout, its turns have no reward.
     """
     assert plan.final is not None
     walks = [
@@ -36,20 +40,24 @@ async def sample_question(
         for index in range(plan.n_samples)
     ]
     await sampler.walks.wait(walks)
-    paths = [await one for one in walks]
-    parts = {
-        i: await sampler.end_values(p)
-        for i, p in enumerate(paths)
-        if p.error is None and not p.end.unparsed
-    }
-    mixed = plan.final.mix([*parts.values()]) if parts else []
-    rewards = {
-        index: reward for index, reward in zip(parts, mixed, strict=True) if reward is not None
-    }
-    least = min([0.0, *rewards.values()]) if unparsed_reward is None else unparsed_reward
+    paths = [await walk for walk in walks]
+    parts: dict[int, dict[str, float]] = {}
+    for index, path in enumerate(paths):
+        if path.error is None and not path.end.unparsed:
+            parts[index] = await sampler.end_values(path)
+    rewards: dict[int, float] = {}
+    if parts:
+        mixed = plan.final.mix([*parts.values()])
+        for index, reward in zip(parts, mixed, strict=True):
+            if reward is not None:
+                rewards[index] = reward
+    if unparsed_reward is None:
+        unparsed_reward = min([0.0, *rewards.values()])
     groups: dict[str, tuple[State, list[Sample]]] = {}
     for index, path in enumerate(paths):
-        reward = None if path.error is not None else rewards.get(index, least)
+        reward = None
+        if path.error is None:
+            reward = rewards.get(index, unparsed_reward)
         components = sampler.final_components(parts.get(index, {}))
         for state, sample in _turns(runner, plan, path, index, reward, components):
             groups.setdefault(state.id, (state, []))[1].append(sample)
@@ -64,26 +72,36 @@ def _turns(
     reward: float | None,
     parts: Mapping[str, float],
 ) -> Iterator[tuple[State, Sample]]:
-    """Yield the state and the sample of each sampled turn; a failure of the rollout is its last turn's failure."""
+    """Yield the state and the sample of each sampled turn.
+
+    A failure of the rollout is its last turn's failure.
+    """
     steps = path.points[-1].steps
     for n, point in enumerate(path.points):
         if not isinstance(point.need, NeedsCompletion) or not plan.role_of(point.need).sampled:
             continue
-        state, text = (
-            runner.state(point.task, point.need, n),
-            steps[n].text if n < len(steps) else None,
-        )
-        seed = seed_of(
-            plan.seed, "rollout", point.task.id, index, n
-        )  # the seed of `StateSampler.run_on`
-        failure = path.failure if n == len(steps) else None
+        state = runner.state(point.task, point.need, n)
+        # the seed of `StateSampler.run_on`
+        seed = seed_of(plan.seed, "rollout", point.task.id, index, n)
+        text = None
+        failure = None
+        if n < len(steps):
+            text = steps[n].text
+        else:
+            failure = path.failure
         if path.error is None and path.end.unparsed and n == len(steps) - 1:
             failure = unparsed(runner.formatter, point.need.predictor, text or "")
-        name = digest(state.id, n, index, seed)
-        yield (
-            state,
-            Sample(
-                name, state.id, point.task.id, n, ZERO_SHOT.name, index, seed, text,
-                reward=reward, components=parts, failure=failure,
-            ),
-        )  # fmt: skip
+        sample = Sample(
+            digest(state.id, n, index, seed),
+            state.id,
+            point.task.id,
+            n,
+            ZERO_SHOT.name,
+            index,
+            seed,
+            text,
+            reward=reward,
+            components=parts,
+            failure=failure,
+        )
+        yield state, sample

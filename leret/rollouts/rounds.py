@@ -1,7 +1,8 @@
-"""Rounds of samples for training, along full program runs of the current policy or along stored paths.
+"""Rounds of samples for training, along program runs of the policy or along stored paths.
 
-Results must not depend on timing, but the composition of a batch affects the last digits of logits, and rarely a token.
-So a round waits until every open walk has a request, and then completes all requests in a fixed order.
+Results must not depend on timing, but the composition of a batch affects the last digits of logits,
+and rarely a token. So a round waits until every open walk has a request, and then completes all
+requests in a fixed order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import random
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, int64, tensor
@@ -31,7 +33,14 @@ from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.environment import Environment, scored_by
-from leret.rollouts.facts import Group, completion_facts, distinct, reward_percentiles, word_facts
+from leret.rollouts.facts import (
+    Group,
+    completed_samples,
+    completion_facts,
+    distinct,
+    reward_percentiles,
+    word_facts,
+)
 from leret.rollouts.failures import SamplingStats, refuse_failures
 from leret.rollouts.questions import sample_question
 from leret.rollouts.selection import select_next
@@ -65,23 +74,25 @@ class Sampled:
     """Rewarded samples of a round, ordered by task and state.
 
     Attributes:
-        sequences: token ids of prompt and completion (with the end token if reached), or `Choice` and candidate id.
+        sequences: token ids of prompt and completion (with the end token if reached), or `Choice`
+            and candidate id.
         groups: (n,) index of the state, from 0.
         rewards: (n,) float32.
         parts: (n, n_parts) parts of the rewards, NaN for parts that do not apply.
-        facts: metrics for the log, mostly means over the round, with the names that TRL uses.
+        metrics: metrics for the log, mostly means over the round, with the names that TRL uses.
         walks: (n,) index of the task, from 0.
         at_end: whether the reward is the final reward at every step.
         predictors: (n,) predictor names, to split a round among several policies in training.
         logps: log-probabilities of each completion's tokens as sampled, if known.
-        rollouts: (n,) index of the rollout, if whole rollouts of a task are compared (``groups: question``); else None.
+        rollouts: (n,) index of the rollout, if whole rollouts of a task are compared (``groups:
+            question``); else None.
     """
 
     sequences: Sequence[tuple[Any, Any]]
     groups: Tensor
     rewards: Tensor
     parts: Tensor
-    facts: dict[str, float]
+    metrics: dict[str, float]
     walks: Tensor = field(default_factory=lambda: tensor([]))
     at_end: bool = False
     predictors: Sequence[str] = ()
@@ -90,26 +101,27 @@ class Sampled:
 
     def of(self, predictors: Collection[str]) -> Sampled:
         """Return the samples of some predictors, with states and tasks numbered from 0."""
-        places = [i for i, name in enumerate(self.predictors) if name in predictors]
-        rows = tensor(places, dtype=int64)
-        groups, walks = (
-            index[rows].unique(return_inverse=True)[1] for index in (self.groups, self.walks)
+        numbers = [i for i, name in enumerate(self.predictors) if name in predictors]
+        rows = tensor(numbers, dtype=int64)
+        _, groups = self.groups[rows].unique(return_inverse=True)
+        _, walks = self.walks[rows].unique(return_inverse=True)
+        return replace(
+            self,
+            sequences=[self.sequences[i] for i in numbers],
+            groups=groups,
+            rewards=self.rewards[rows],
+            parts=self.parts[rows],
+            walks=walks,
+            predictors=[self.predictors[i] for i in numbers],
+            logps=[self.logps[i] for i in numbers],
         )
-        chosen = {
-            "rewards": self.rewards[rows],
-            "parts": self.parts[rows],
-            "groups": groups,
-            "walks": walks,
-        }
-        sequences, names = [self.sequences[i] for i in places], [self.predictors[i] for i in places]
-        logps = [self.logps[i] for i in places]
-        return replace(self, sequences=sequences, predictors=names, logps=logps, **chosen)
 
 
 class Round:
-    """Collects the requests of a round's open walks. Each live policy completes its requests in one batch.
+    """Collects the requests of a round's open walks.
 
-    ``completions`` maps a request's seed to the prompt ids (or the choice) and the completion.
+    Each live policy completes its requests in one batch. ``completions`` maps a request's seed to
+    the prompt ids (or the choice) and the completion.
     """
 
     def __init__(self) -> None:
@@ -126,20 +138,26 @@ class Round:
     def _answer_when_all_wait(self) -> None:
         if len(self._waiting) < self.walks.n:
             return
-        waiting, self._waiting = self._waiting, []
-        waiting.sort(key=lambda one: (json.dumps(one[1].messages), one[1].seeds))
-        for policy in dict.fromkeys(policy for policy, _, _ in waiting):
-            self._answer(
-                policy, [(request, future) for asked, request, future in waiting if asked is policy]
-            )
+        waiting = self._waiting
+        self._waiting = []
+        waiting.sort(key=lambda row: (json.dumps(row[1].messages), row[1].seeds))
+        by_policy: dict[LivePolicy, list[tuple[Request, asyncio.Future[list[Completion]]]]] = {}
+        for policy, request, future in waiting:
+            by_policy.setdefault(policy, []).append((request, future))
+        for policy, requests in by_policy.items():
+            self._answer(policy, requests)
 
     def _answer(
         self,
         policy: LivePolicy,
         waiting: Sequence[tuple[Request, asyncio.Future[list[Completion]]]],
     ) -> None:
+        fitting = []
         try:
-            fitting = [(*one, prompt) for one in waiting if (prompt := _read(policy, *one))]
+            for request, future in waiting:
+                prompt = _read(policy, request, future)
+                if prompt:
+                    fitting.append((request, future, prompt))
             answers = policy.complete_many([request for request, _, _ in fitting])
         except Exception as error:
             for _, future in waiting:
@@ -150,9 +168,8 @@ class Round:
             if isinstance(answer, BaseException):  # a policy on a server returns its errors
                 future.set_exception(answer)
                 continue
-            self.completions |= {
-                seed: (prompt, one) for seed, one in zip(request.seeds, answer, strict=True)
-            }
+            for seed, completion in zip(request.seeds, answer, strict=True):
+                self.completions[seed] = (prompt, completion)
             future.set_result(answer)
 
 
@@ -170,8 +187,10 @@ class RoundPolicy:
     """A live policy with the interface of `Policy`; its requests go through a round."""
 
     def __init__(self, round_: Round, policy: LivePolicy) -> None:
-        self.name, self.digest = policy.name, policy.digest
-        self._round, self._policy = round_, policy
+        self.name = policy.name
+        self.digest = policy.digest
+        self._round = round_
+        self._policy = policy
 
     async def complete(self, request: Request) -> list[Completion]:
         return await self._round.complete(self._policy, request)
@@ -182,18 +201,23 @@ class RoundPolicy:
 
 def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
     """Return the distinct indices of a round's tasks. Every epoch has a new order."""
-    places = range(number * size, (number + 1) * size)
-    orders = {epoch: random.Random(f"{seed} {epoch}").sample(range(n_tasks), n_tasks)
-              for epoch in {place // n_tasks for place in places}}  # fmt: skip
-    return list(dict.fromkeys(orders[place // n_tasks][place % n_tasks] for place in places))
+    orders: dict[int, list[int]] = {}
+    indices: dict[int, None] = {}
+    for position in range(number * size, (number + 1) * size):
+        epoch, i = divmod(position, n_tasks)
+        if epoch not in orders:
+            orders[epoch] = random.Random(f"{seed} {epoch}").sample(range(n_tasks), n_tasks)
+        indices[orders[epoch][i]] = None
+    return list(indices)
 
 
 class RoundSampler:
     """Samples rounds of a run's tasks.
 
-    ``policies`` holds the policies in training by predictor (``""``: all predictors), and ``keys`` holds their sampling
-    keys (fields of `Role`) that differ from the plan's. The trainer may change these and ``temperature``. Rounds follow
-    ``paths``; if None, a path continues with one of the round's samples.
+    ``policies`` holds the policies in training by predictor (``""``: all predictors), and ``keys``
+    holds their sampling keys (fields of `Role`) that differ from the plan's. The trainer may change
+    these and ``temperature``. Rounds follow ``paths``; if None, a path continues with one of the
+    round's samples.
     """
 
     def __init__(
@@ -204,24 +228,22 @@ class RoundSampler:
         policy: LivePolicy,
         paths: StoredPaths | None = None,
     ) -> None:
-        self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
-        self.temperature = (
-            recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
-        )
-        self._environment, self._run, self._settings = (
-            environment,
-            run,
-            scored_by(environment, recipe),
-        )
+        self.recipe = recipe
+        self.policy = policy
+        self.stats = SamplingStats()
+        lm = environment.recipe.policy_of(recipe.predictors)
+        self.temperature = recipe.temperature or lm.temperature
+        self._environment = environment
+        self._run = run
+        self._settings = scored_by(environment, recipe)
         if recipe.sums_steps and self._settings.credit in {"both", "return"}:
             raise ConfigError(
-                f"credit: {recipe.algorithm} adds up step rewards itself; set credit to step or final"
+                f"credit: {recipe.algorithm} adds up step rewards itself; set credit to step or "
+                "final"
             )
         self._scoring = scoring(self._settings.reward)
-        retriever: Retriever | None = environment.retriever
-        self._searches = (
-            None if retriever is None else SearchBatcher(retriever)
-        )  # None: the program brings a retriever
+        retriever: Retriever | None = environment.retriever  # None: the program brings a retriever
+        self._searches = None if retriever is None else SearchBatcher(retriever)
         self._runner: ProgramRunner = environment.runner(self._searches)
         self._paths = paths
         self.keys: Mapping[str, Mapping[str, Any]] = {}
@@ -241,17 +263,20 @@ class RoundSampler:
 
     @property
     def _unparsed_reward(self) -> float | None:
-        return (
-            self._scoring.unparsed_reward
-            if self.recipe.unparsed_reward is None
-            else self.recipe.unparsed_reward
-        )
+        if self.recipe.unparsed_reward is not None:
+            return self.recipe.unparsed_reward
+        return self._scoring.unparsed_reward
 
     def _n_searches(self) -> float:
-        return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
+        if self._searches is None:
+            return 0.0
+        return float(self._searches.counts()["asked"])
 
     def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
-        """Sample one round; LeretError if too many samples failed, or if ``last`` and no round had a reward."""
+        """Sample one round.
+
+        LeretError if too many samples failed, or if ``last`` and no round had a reward.
+        """
         sampled = asyncio.run(self._sample(tasks, number))
         refuse_failures(
             self.stats,
@@ -264,26 +289,24 @@ class RoundSampler:
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
         round_ = Round()
         plan = await self._plan_of(round_, tasks, seed_of(self.recipe.seed, "round", number))
-        sampler, n_before = (
-            StateSampler(self._runner, None, plan, walks=round_.walks),
-            self._n_searches(),
-        )
+        sampler = StateSampler(self._runner, None, plan, walks=round_.walks)
+        n_before = self._n_searches()
         rollouts = await self._roll_out(sampler, plan, tasks)
         for groups in rollouts:
             for _, samples in groups:
                 self.stats.count(samples)
         sampled = self._collect(tasks, rollouts, round_)
-        sampled.facts["num_searches"] = self._n_searches() - n_before
+        sampled.metrics["num_searches"] = self._n_searches() - n_before
         return replace(sampled, at_end=sampler.credits == {"final"})
 
     async def _plan_of(self, round_: Round, tasks: Sequence[Task], seed: int) -> SamplingPlan:
-        recipe, settings, sampled = self.recipe, self._settings, self._environment.recipe
+        recipe = self.recipe
+        settings = self._settings
+        sampling_recipe = self._environment.recipe
+        lm = sampling_recipe.policy_of(recipe.predictors)
         live = {name: RoundPolicy(round_, policy) for name, policy in self.policies.items()}
         first = next(iter(live.values()))
-        lm, team = (
-            sampled.policy_of(recipe.predictors),
-            self._environment.policies(first, recipe.predictors),
-        )
+        policies = self._environment.policies(first, recipe.predictors)
 
         def role(need: NeedsCompletion) -> Role:
             policy = live.get(need.predictor) or live.get("")
@@ -291,19 +314,28 @@ class RoundSampler:
                 return self._environment.role(need, policy or first)
             if policy is not None:
                 return Role(policy, credit=settings.credit, **self.keys.get(need.predictor, {}))
-            other = policy_for(team, need.predictor)
-            return Role(other, False, settings.credit, **sampled.decoding_of(need.predictor))
+            decoding = sampling_recipe.decoding_of(need.predictor)
+            return Role(policy_for(policies, need.predictor), False, settings.credit, **decoding)
 
         end = settings.end_reward
         plan = SamplingPlan(
-            (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
-            recipe.max_completion_length or lm.max_tokens,
-            role=role, reward=self._scoring, final=None if end is None else scoring(end, "final"),
-            n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
-        )  # fmt: skip
+            prompts=(ZERO_SHOT,),
+            n_samples=recipe.num_generations,
+            seed=seed,
+            temperature=self.temperature,
+            top_p=recipe.top_p or lm.top_p,
+            max_tokens=recipe.max_completion_length or lm.max_tokens,
+            role=role,
+            reward=self._scoring,
+            final=None if end is None else scoring(end, "final"),
+            n_continuations=settings.n_continuations,
+            final_weight=settings.final_weight,
+            gamma=settings.gamma,
+        )
         if self._plan is None:
             plan = await with_credit(plan, self._runner, tasks, self._run, round_.walks)
-            plan = replace(plan, stops=frozenset()) if recipe.sums_steps else plan
+            if recipe.sums_steps:
+                plan = replace(plan, stops=frozenset())
         else:
             plan = replace(plan, searched=self._plan.searched, stops=self._plan.stops)
         self._plan = plan
@@ -315,7 +347,7 @@ class RoundSampler:
         starts = [begin(self._runner, task, fresh=True) for task in tasks]
         walks = [started(self._walk(sampler, plan, start)) for start in starts]
         await sampler.walks.wait(walks)
-        return [await one for one in walks]
+        return [await rollout for rollout in walks]
 
     async def _walk(
         self, sampler: StateSampler, plan: SamplingPlan, start: Awaitable[Point]
@@ -326,21 +358,17 @@ class RoundSampler:
             return await self._walk(sampler, plan, branch)
 
         async def visit(point: Point) -> Point | None:
-            assert isinstance(point.need, NeedsCompletion)
+            need = point.need
+            assert isinstance(need, NeedsCompletion)
+            unparsed_reward = self._unparsed_reward
             if self.recipe.groups == "question":
                 groups.extend(
-                    await sample_question(self._runner, sampler, plan, point, self._unparsed_reward)
+                    await sample_question(self._runner, sampler, plan, point, unparsed_reward)
                 )
                 return None
-            state = self._runner.state(point.task, point.need, len(point.steps), point.parent)
-            if (
-                self.recipe.branches
-                and point.need.choice is not None
-                and plan.role_of(point.need).sampled
-            ):
-                groups.extend(
-                    await sample_tree(sampler, point, state, follow, self._unparsed_reward)
-                )
+            state = self._runner.state(point.task, need, len(point.steps), point.parent)
+            if self.recipe.branches and need.choice is not None and plan.role_of(need).sampled:
+                groups.extend(await sample_tree(sampler, point, state, follow, unparsed_reward))
                 return None
             samples = await sampler.sample_state(point, state)
             groups.append((state, samples))
@@ -351,7 +379,9 @@ class RoundSampler:
                 )
             else:
                 chosen = self._paths.get(point.task.id, {}).get(state.step)
-            return None if chosen is None else await sampler.next_point(point, chosen)
+            if chosen is None:
+                return None
+            return await sampler.next_point(point, chosen)
 
         failure = (await walk(start, visit)).failure
         if failure is not None:
@@ -361,92 +391,99 @@ class RoundSampler:
     def _collect(
         self, tasks: Sequence[Task], rollouts: Sequence[Sequence[Group]], round_: Round
     ) -> Sampled:
-        members: list[tuple[Sample, float]] = []
+        samples: list[Sample] = []
+        values: list[float] = []
         predictors: list[str] = []
-        places: list[tuple[int, int]] = []  # (index of the state, index of the task)
+        states: list[int] = []
+        walks: list[int] = []
+        n_states = 0
+        groups = list(chain.from_iterable(rollouts))
         for number, rollout in enumerate(rollouts):
-            for state, samples in self._scored(rollout):
-                members += samples
-                predictors += [state.predictor] * len(samples)
-                places += [(places[-1][0] + 1 if places else 0, number)] * len(samples)
-        groups = [group for rollout in rollouts for group in rollout]
+            for state, rewarded in self._scored(rollout):
+                for sample, reward in rewarded:
+                    samples.append(sample)
+                    values.append(reward)
+                n = len(rewarded)
+                predictors += [state.predictor] * n
+                states += [n_states] * n
+                walks += [number] * n
+                n_states += 1
         picks = self._runner.formatter.picks
         if self.recipe.branches and not set(predictors) - set(picks) and not self.stats.n_failed:
             raise ConfigError(
-                f"algorithm: {self.recipe.algorithm} rewards a pick by the writer's completions after it, but no "
-                "step of the program writes after a pick; use algorithm: pick"
+                f"algorithm: {self.recipe.algorithm} rewards a pick by the writer's completions "
+                "after it, but no step of the program writes after a pick; use algorithm: pick"
             )
         written = [group for group in groups if group[0].predictor not in picks]
-        groups = (
-            written if self.recipe.branches else groups
-        )  # a joint training's facts are the writer's
-        names, parts = self._parts([one for one, _ in members])
-        rewards = tensor([value for _, value in members])
-        facts = self._facts(groups, names, parts, rewards) | completion_facts(
-            groups, round_.completions
-        )
-        facts |= word_facts(written, tasks, self.recipe.branches)
-        answers = [round_.completions[sample.seed] for sample, _ in members]
-        sequences = [
-            (asked, one.text if isinstance(asked, Choice) else one.token_ids or ())
-            for asked, one in answers
-        ]
-        states, walks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
-        whole = None
+        if self.recipe.branches:  # the metrics of a joint training are the writer's
+            groups = written
+        rewards = tensor(values)
+        names, parts = self._parts(samples)
+        metrics = self._facts(groups, names, parts, rewards)
+        metrics |= completion_facts(groups, round_.completions)
+        metrics |= word_facts(written, tasks, self.recipe.branches)
+        sequences: list[tuple[Sequence[int] | Choice, Sequence[int] | str]] = []
+        logps: list[Sequence[float]] = []
+        for sample in samples:
+            prompt, completion = round_.completions[sample.seed]
+            if isinstance(prompt, Choice):
+                sequences.append((prompt, completion.text))
+            else:
+                sequences.append((prompt, completion.token_ids or ()))
+            logps.append(completion.logprobs or ())
+        walk_rows = tensor(walks, dtype=int64)
+        rollout_rows = None
         if self.recipe.groups == "question":
-            index = tensor([sample.index for sample, _ in members], dtype=int64)
-            whole = (walks * self.recipe.num_generations + index).unique(return_inverse=True)[1]
-        logps = [one.logprobs or () for _, one in answers]
+            index = tensor([sample.index for sample in samples], dtype=int64)
+            numbers = walk_rows * self.recipe.num_generations + index
+            _, rollout_rows = numbers.unique(return_inverse=True)
         return Sampled(
             sequences,
-            states,
+            tensor(states, dtype=int64),
             rewards,
             parts,
-            facts,
-            walks,
+            metrics,
+            walk_rows,
             predictors=predictors,
-            rollouts=whole,
+            rollouts=rollout_rows,
             logps=logps,
         )
 
     def _facts(
         self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor
     ) -> dict[str, float]:
-        completed = [
-            sample for _, samples in groups for sample in samples if sample.completion is not None
-        ]
-        means = {
-            f"rewards/{name}/mean": float(parts[:, i].nanmean())
-            for i, name in enumerate(names)
-            if len(names) > 1
-        }
-        return means | {
-            "completions/unparsed": sum(one.is_unparsed for one in completed)
-            / max(1, len(completed)),
-            "completions/distinct": distinct(groups),
-            **reward_percentiles(rewards),
-        }
+        metrics: dict[str, float] = {}
+        if len(names) > 1:
+            for i, name in enumerate(names):
+                metrics[f"rewards/{name}/mean"] = float(parts[:, i].nanmean())
+        samples = completed_samples(groups)
+        n_unparsed = sum(sample.is_unparsed for sample in samples)
+        metrics["completions/unparsed"] = n_unparsed / max(1, len(samples))
+        metrics["completions/distinct"] = distinct(groups)
+        return metrics | reward_percentiles(rewards)
 
     def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
-        """Return the names of the parts and (n, n_parts) values: NaN for parts that do not apply, 0 if unparsed."""
-        known = {
-            name for sample in samples if sample.reward is not None for name in sample.components
-        }
+        """Return the names of the parts and their values (n, n_parts).
+
+        A part that does not apply is NaN. The parts of an unparsed completion are 0.
+        """
+        components: set[str] = set()
+        for sample in samples:
+            if sample.reward is not None:
+                components |= sample.components.keys()
         names = sorted(
-            name for name in known if name in self._scoring.parts or name.startswith("final")
+            name for name in components if name in self._scoring.parts or name.startswith("final")
         )
-        values = [
-            [
-                sample.components.get(name, 0.0 if sample.reward is None else math.nan)
-                for name in names
-            ]
-            for sample in samples
-        ]
-        return names, tensor(values).reshape(len(samples), len(names))
+        rows: list[list[float]] = []
+        for sample in samples:
+            missing = 0.0 if sample.reward is None else math.nan
+            rows.append([sample.components.get(name, missing) for name in names])
+        return names, tensor(rows).reshape(len(samples), len(names))
 
     def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
-        scored = []
+        scored: list[tuple[State, list[tuple[Sample, float]]]] = []
         for state, samples in groups:
-            if valid := training_rewards(samples, self._unparsed_reward):
-                scored.append((state, valid))
+            rewarded = training_rewards(samples, self._unparsed_reward)
+            if rewarded:
+                scored.append((state, rewarded))
         return scored

@@ -1,7 +1,8 @@
 """Choosing the sample that continues a path.
 
-Source: LeReT, section 4.1 and its code. Solved samples do not continue unless training uses the final reward. The other
-samples are grouped by reward. A group is drawn, weighted by reward (plus 0.5 for the highest), then a sample of it.
+Source: LeReT, section 4.1 and its code. Solved samples do not continue unless training uses the
+final reward. The other samples are grouped by reward. A group is drawn, weighted by reward (plus
+0.5 for the highest), then a sample of it.
 """
 
 from __future__ import annotations
@@ -30,22 +31,20 @@ def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]
 def select_next(
     samples: Sequence[Sample], task: Task, seed: int, draw: str, through_solved: bool = False
 ) -> Sample | None:
-    """Return the sample that continues the path; None if all samples are solved or none has a reward.
+    """Return the sample that continues the path.
 
-    ``draw`` is the state's key for the random draw; ``through_solved`` lets solved samples continue too.
+    None if all samples are solved or none has a reward. ``draw`` is the state's key for the random
+    draw; ``through_solved`` lets solved samples continue too.
     """
-    levels = reward_levels(
-        [one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)]
-    )
+    if not through_solved:
+        samples = [sample for sample in samples if not task.is_solved_by(sample.doc_ids)]
+    levels = reward_levels(samples)
     if not levels:
         return None
     rng = random.Random(int(digest("next", seed, draw), 16))
-    least = min(
-        0.0, levels[-1][0]
-    )  # weights must not be negative: if the lowest reward is below 0, its weight is 0
-    weights = [
-        reward - least + (TOP_BONUS if place == 0 else 0.0)
-        for place, (reward, _) in enumerate(levels)
-    ]
+    # weights must not be negative: if the lowest reward is below 0, its weight is 0
+    least = min(0.0, levels[-1][0])
+    weights = [reward - least for reward, _ in levels]
+    weights[0] += TOP_BONUS
     [(_, members)] = rng.choices(levels, weights)
     return rng.choice(members)

@@ -69,7 +69,8 @@ class _Visit:
 class StateSampler:
     """Samples states. Samples in the store are used again, so a resumed run does not repeat them.
 
-    ``policy_digest`` covers the policies of all roles, because the steps after a sample depend on every policy.
+    ``policy_digest`` covers the policies of all roles, because the steps after a sample depend on
+    every policy.
     """
 
     def __init__(
@@ -85,12 +86,15 @@ class StateSampler:
         self.roles = plan.roles(runner)
         self.credits = {role.credit for role in self.roles.values() if role.sampled}
         digests = {name: role.policy.digest for name, role in self.roles.items()}
-        single = len(set(digests.values())) == 1
-        self.policy_digest = next(iter(digests.values())) if single else digest("policies", digests)
+        self.policy_digest = next(iter(digests.values()), "")
+        if len(set(digests.values())) != 1:
+            self.policy_digest = digest("policies", digests)
         self._runner = runner
         self._store = store
         self._plan = plan
-        final = plan.final or (plan.reward if "both" in self.credits else None)
+        final = plan.final
+        if final is None and "both" in self.credits:
+            final = plan.reward
         self._crediting = Crediting(plan.reward, final, plan.final_weight)
         self._rewards = self._crediting.functions
         self._depth = plan.reward.depth
@@ -100,44 +104,41 @@ class StateSampler:
             )
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
-        """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""
+        """Return all samples of a state, ordered by prompt and index.
+
+        Missing samples are made and stored.
+        """
         visit = self._visit(point, state)
         stored: dict[str, Sample] = {}
         if self._store is not None and not point.fresh:
-            known = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
-            stored = {sample.id: sample for sample in known}
-        plan, role = self._plan, visit.role
-        prompts, n = (
-            (plan.prompts, role.n_samples or plan.n_samples) if role.sampled else ((ZERO_SHOT,), 1)
-        )
+            rows = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
+            stored = {sample.id: sample for sample in rows}
+        prompts: tuple[Prompt, ...] = (ZERO_SHOT,)
+        n = 1
+        if visit.role.sampled:
+            prompts = self._plan.prompts
+            n = visit.role.n_samples or self._plan.n_samples
         if visit.need.choice is not None:  # picks have no demos, so all samples use one prompt
-            prompts, n = (ZERO_SHOT,), n * len(prompts)
-        draw = state.draw
+            n *= len(prompts)
+            prompts = (ZERO_SHOT,)
         groups = await asyncio.gather(
-            *(self._of_prompt(visit, draw, prompt, n, stored) for prompt in prompts)
+            *(self._of_prompt(visit, state.draw, prompt, n, stored) for prompt in prompts)
         )
-        samples = [sample for group in groups for sample in group]
+        samples = list(chain.from_iterable(groups))
         if not self._crediting.needs_group:
             return samples
-        regrouped = self._crediting.regrouped(
-            samples
-        )  # samples that replace failed ones change the other rewards
+        # samples that replace failed ones change the other rewards
+        regrouped = self._crediting.regrouped(samples)
         if self._store is not None:
-            self._store.put_rewards(
-                [
-                    new
-                    for new, old in zip(regrouped, samples, strict=True)
-                    if new.reward != old.reward
-                ]
-            )
+            pairs = zip(regrouped, samples, strict=True)
+            self._store.put_rewards([new for new, old in pairs if new.reward != old.reward])
         return regrouped
 
     async def draw(self, point: Point, state: State) -> list[Sample]:
         """Return zero-shot samples of a state without outcomes and rewards."""
-        visit, n = self._visit(point, state), self._plan.n_samples
-        return await self._of_prompt(
-            visit, state.draw, ZERO_SHOT, visit.role.n_samples or n, {}, scored=False
-        )
+        visit = self._visit(point, state)
+        n = visit.role.n_samples or self._plan.n_samples
+        return await self._of_prompt(visit, state.draw, ZERO_SHOT, n, {}, scored=False)
 
     async def score(self, point: Point, state: State, texts: Sequence[str]) -> list[Sample]:
         """Score completions as one group and return the samples without storing any."""
@@ -147,26 +148,32 @@ class StateSampler:
         ]
         completions = [Completion(text, "stop", 0, 0) for text in texts]
         samples = await self._score(self._visit(point, state), blanks, completions)
-        return self._crediting.regrouped(samples) if self._crediting.needs_group else samples
+        if self._crediting.needs_group:
+            return self._crediting.regrouped(samples)
+        return samples
 
     async def next_point(self, point: Point, sample: Sample) -> Point:
-        """Return the point that a sample leads to, without repeating the program run made for scoring."""
+        """Return the point that a sample leads to.
+
+        The program run made for scoring is not repeated.
+        """
         reached = point.reach(self._runner, sample.completion or "", point.check)
         return await point.after(self._runner, reached, sample.id)
 
     async def run_on(self, start: Point | Awaitable[Point], *seed: Any) -> Walk:
-        """Walk to the program's end with one completion per step, seeded by the plan and ``seed``; store nothing."""
+        """Walk to the program's end with one completion per step, seeded by the plan and ``seed``.
+
+        Store nothing.
+        """
 
         async def visit(point: Point) -> Point:
             assert isinstance(point.need, NeedsCompletion)
             state = self._runner.state(point.task, point.need, len(point.steps))
             seeds = (seed_of(self._plan.seed, *seed, state.step),)
-            [completion] = await self._ask(
-                self._visit(point, state), ZERO_SHOT, seeds, "continuation"
-            )
-            return await point.after(
-                self._runner, self._runner.formatter.step(point.need, completion.text)
-            )
+            at_state = self._visit(point, state)
+            [completion] = await self._ask(at_state, ZERO_SHOT, seeds, "continuation")
+            step = self._runner.formatter.step(point.need, completion.text)
+            return await point.after(self._runner, step)
 
         return await walk(start, visit)
 
@@ -184,54 +191,47 @@ class StateSampler:
         stored: Mapping[str, Sample],
         scored: bool = True,
     ) -> list[Sample]:
-        state, role = visit.state, visit.role
-        params = SamplingParams(
-            role.policy.name, self.policy_digest, prompt.digest, *visit.decoding
-        )
-        asked = (
-            params.prompt_digest,
-            params.temperature,
-            params.top_p,
-            params.max_tokens,
-            params.policy_digest,
-        )
+        state = visit.state
+        key = prompt.digest
+        settings = (*visit.decoding, self.policy_digest)
         samples: list[Sample] = []
+        todo: list[int] = []
         for index in range(n):
-            seed = seed_of(
-                self._plan.seed, draw, state.step, asked[0], index
-            )  # the id depends on these values too
-            name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
-            blank = Sample(name, state.id, state.task_id, state.step, prompt.name, index, seed)
-            samples.append(stored.get(name, blank))
-        todo = [
-            i
-            for i, one in enumerate(samples)
-            if one.id not in stored or (one.failure and one.failure.is_outage)
-        ]
+            seed = seed_of(self._plan.seed, draw, state.step, key, index)
+            name = digest(state.id, state.step, key, index, seed, *settings)
+            sample = stored.get(name)
+            if sample is None or (sample.failure is not None and sample.failure.is_outage):
+                todo.append(index)
+            if sample is None:
+                step = state.step
+                sample = Sample(name, state.id, state.task_id, step, prompt.name, index, seed)
+            samples.append(sample)
         if not todo:
             return samples
-        new = [samples[i] for i in todo]
+        new = [samples[index] for index in todo]
         seeds = tuple([sample.seed for sample in new if sample.completion is None])
-        try:
-            answers: Iterator[Completion | Failure] = iter(
-                await self._ask(visit, prompt, seeds, prompt.name) if seeds else []
-            )
-        except PolicyError as error:
-            answers = repeat(failure_of(error))
-        completions = [
-            next(answers) if one.completion is None else completion_of(one) for one in new
-        ]
+        answers: Iterator[Completion | Failure] = iter(())
+        if seeds:
+            try:
+                answers = iter(await self._ask(visit, prompt, seeds, prompt.name))
+            except PolicyError as error:
+                answers = repeat(failure_of(error))
+        completions: list[Completion | Failure] = []
+        for sample in new:
+            if sample.completion is None:
+                completions.append(next(answers))
+            else:
+                completions.append(completion_of(sample))
         if scored:
             new = await self._score(visit, new, completions)
         else:
             pairs = zip(new, completions, strict=True)
-            new = [
-                replace(a, **({"failure": b} if isinstance(b, Failure) else {"completion": b.text}))
-                for a, b in pairs
-            ]
-        for i, sample in zip(todo, new, strict=True):
-            samples[i] = sample
+            new = [_with_completion(sample, completion) for sample, completion in pairs]
+        for index, sample in zip(todo, new, strict=True):
+            samples[index] = sample
         if self._store is not None:
+            policy_name = visit.role.policy.name
+            params = SamplingParams(policy_name, self.policy_digest, key, *visit.decoding)
             self._store.put_samples(new, params)
         return samples
 
@@ -239,71 +239,83 @@ class StateSampler:
         self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str
     ) -> list[Completion]:
         """Return one completion per seed; their usage is counted under ``name``."""
-        need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
-        messages: Messages = tuple(
-            [dict(message) for message in state.messages]
-        )  # the zero-shot prompt
+        call = visit.need.call
+        policy = visit.role.policy
+
+        # the zero-shot prompt
+        messages: Messages = tuple([dict(message) for message in visit.state.messages])
         if prompt.digest != ZERO_SHOT.digest:
-            messages = self._runner.formatter.messages(need, prompt, messages)
-        call, began = need.call, time.monotonic()
+            messages = self._runner.formatter.messages(visit.need, prompt, messages)
+        temperature, top_p, max_tokens = visit.decoding
         writes = visit.role.sampled and call.choice is None
-        tokens = self._plan.token_ids and writes
+        with_tokens = self._plan.token_ids and writes
+        request = Request(
+            messages,
+            seeds,
+            temperature,
+            max_tokens,
+            top_p,
+            visit.stop,
+            call.choice,
+            call.predictor,
+            logprobs=with_tokens,
+            token_ids=writes,
+        )
+        began = time.monotonic()
         try:
-            completions = await visit.role.policy.complete(
-                Request(
-                    messages,
-                    seeds,
-                    temperature,
-                    max_tokens,
-                    top_p,
-                    visit.stop,
-                    call.choice,
-                    call.predictor,
-                    logprobs=tokens,
-                    token_ids=writes,
-                )
-            )
+            completions = await policy.complete(request)
         except PolicyError:
-            self.usage[state.step, name].lost(len(seeds))
+            self.usage[visit.state.step, name].lost(len(seeds))
             raise
-        seconds, n_prompt = time.monotonic() - began, completions[0].n_prompt_tokens
-        written = sum([completion.n_completion_tokens for completion in completions])
-        self.usage[state.step, name].answered(seconds, n_prompt, written, len(completions))
-        if tokens and not all(
-            one.token_ids and len(one.token_ids) == len(one.logprobs or ()) for one in completions
-        ):
+        seconds = time.monotonic() - began
+        n_prompt = completions[0].n_prompt_tokens
+        n_written = sum([completion.n_completion_tokens for completion in completions])
+        usage = self.usage[visit.state.step, name]
+        usage.answered(seconds, n_prompt, n_written, len(completions))
+        if with_tokens and not all(map(_has_token_ids, completions)):
             raise ConfigError(
-                f"sampling.token_ids: the server of {visit.role.policy.name} sent no token ids with log-probabilities; "
-                "use vLLM or a model in this process, or set sampling.token_ids: false"
+                f"sampling.token_ids: the server of {policy.name} sent no token ids with "
+                "log-probabilities; use vLLM or a model in this process, or set "
+                "sampling.token_ids: false"
             )
         return completions
 
     async def _score(
         self, visit: _Visit, samples: Sequence[Sample], completions: Sequence[Completion | Failure]
     ) -> list[Sample]:
-        """Score completions. Searches and continuations of all completions start together, to share batches."""
-        point, runner = visit.point, self._runner
+        """Score completions.
+
+        Searches and continuations of all completions start together, to share batches.
+        """
+        point = visit.point
         to_end = visit.role.sampled and visit.role.credit != "step"
-        texts, finals = list[str](), list[asyncio.Task[dict[str, float]]]()
+        texts: list[str] = []
+        finals: list[asyncio.Task[dict[str, float]]] = []
         for sample, answer in zip(samples, completions, strict=True):
-            text = "" if isinstance(answer, Failure) else answer.text
-            texts.append(text if text.isascii() else storable(text))
             if isinstance(answer, Failure):
+                texts.append("")
                 continue
-            reached = point.reach(
-                runner, texts[-1], point.check and sample.index == 0
-            )  # check one path per prompt
-            if to_end and (key := _key(reached.outputs, texts[-1])) not in point.finals:
+            text = answer.text
+            if not text.isascii():
+                text = storable(text)
+            texts.append(text)
+            check = point.check and sample.index == 0  # check one path per prompt
+            reached = point.reach(self._runner, text, check)
+            if not to_end:
+                continue
+            key = _key(reached.outputs, text)
+            if key not in point.finals:
                 point.finals[key] = started(self._final(visit, key, reached))
                 finals.append(point.finals[key])
         if finals:
             await self.walks.wait(finals)
-        return [
-            replace(sample, failure=answer)
-            if isinstance(answer, Failure)
-            else await self._result(visit, sample, answer, text, to_end)
-            for sample, answer, text in zip(samples, completions, texts, strict=True)
-        ]
+        scored: list[Sample] = []
+        for sample, answer, text in zip(samples, completions, texts, strict=True):
+            if isinstance(answer, Failure):
+                scored.append(replace(sample, failure=answer))
+            else:
+                scored.append(await self._result(visit, sample, answer, text, to_end))
+        return scored
 
     async def _result(
         self, visit: _Visit, sample: Sample, answer: Completion, text: str, to_end: bool
@@ -322,60 +334,77 @@ class StateSampler:
         else:
             prediction = need.prediction if isinstance(need, Finished) else None
             if isinstance(prediction, AdapterParseError):
-                outputs, failure = {}, unparsed(self._runner.formatter, visit.need.predictor, text)
+                outputs = {}
+                failure = unparsed(self._runner.formatter, visit.need.predictor, text)
             else:
-                reward, components = 0.0, {"sampled": 0.0}
-                ranking = merge(added for search in need.searches for added in search.added)
+                reward = 0.0
+                components = {"sampled": 0.0}
+                ranking = merge(chain.from_iterable(search.added for search in need.searches))
             if role.sampled and failure is None:
                 n_steps = len(point.steps) + 1
                 deep = await self._runner.deep(need, n_steps, self._depth) if self._depth else ()
-                known = (ranking, prediction, n_steps, deep)
-                outcome = Outcome(point.task, text, deepcopy(outputs), *known)
-                rewards = REPORTED if role.credit == "final" else self._rewards
-                values = {
-                    name: value
-                    for name, part in rewards.items()
-                    if (value := part(outcome)) is not None
-                }
-                values |= final
-                [(reward, components)] = self._crediting.mixed(
-                    [values], role.credit, sample.task_id
+                outcome = Outcome(
+                    point.task, text, deepcopy(outputs), ranking, prediction, n_steps, deep
                 )
+                functions = REPORTED if role.credit == "final" else self._rewards
+                parts: dict[str, float] = {}
+                for name, function in functions.items():
+                    value = function(outcome)
+                    if value is not None:
+                        parts[name] = value
+                parts |= final
+                [(reward, components)] = self._crediting.mixed([parts], role.credit, sample.task_id)
         if answer.value is not None:
-            logp = {"logp": answer.logprobs[0]} if answer.logprobs else {}
-            components = {**components, "q": answer.value, **logp}
-        logprobs = answer.logprobs if self._plan.token_ids and answer.token_ids else None
-        return Sample(
-            sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed, text,
-            outputs, tuple([one.doc_id for one in ranking]), tuple([one.score for one in ranking]), reward, components,
-            failure, answer.n_prompt_tokens, answer.n_completion_tokens,
-            answer.token_ids or None, logprobs, answer.finish_reason,
-        )  # fmt: skip
+            components["q"] = answer.value
+            if answer.logprobs:
+                components["logp"] = answer.logprobs[0]
+        return replace(
+            sample,
+            completion=text,
+            outputs=outputs,
+            doc_ids=tuple([passage.doc_id for passage in ranking]),
+            scores=tuple([passage.score for passage in ranking]),
+            reward=reward,
+            components=components,
+            failure=failure,
+            n_prompt_tokens=answer.n_prompt_tokens,
+            n_completion_tokens=answer.n_completion_tokens,
+            token_ids=answer.token_ids or None,
+            logprobs=answer.logprobs if self._plan.token_ids and answer.token_ids else None,
+            finish_reason=answer.finish_reason,
+        )
 
     async def _final(self, visit: _Visit, key: str, reached: Reached) -> dict[str, float]:
-        """Return the components of the final reward after a step, averaged over continuations to the end."""
+        """Return the components of the final reward after a step, averaged over continuations."""
         state = visit.state
+        is_return = visit.role.credit == "return"
+        reward = self._return if is_return else self.end_values
         after = await visit.point.after(self._runner, reached)
-        n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
-        reward = self._return if visit.role.credit == "return" else self.end_values
 
         async def run_on(index: int) -> dict[str, float]:
-            return await reward(
-                await self.run_on(after, "continuation", state.draw, state.step, key, index)
-            )
+            seed = ("continuation", state.draw, state.step, key, index)
+            return await reward(await self.run_on(after, *seed))
 
+        n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
         ends = [started(run_on(index)) for index in range(n)]
         await self.walks.wait(ends)
-        runs = [await end for end in ends]
-        names = dict.fromkeys(name for values in runs for name in values)
-        known = {name: [values[name] for values in runs if name in values] for name in names}
-        means = {name: sum(values) / len(values) for name, values in known.items()}
-        return means if visit.role.credit == "return" else self._crediting.final_components(means)
+        by_name: dict[str, list[float]] = {}
+        for end in ends:
+            for name, value in (await end).items():
+                by_name.setdefault(name, []).append(value)
+        means = {name: sum(values) / len(values) for name, values in by_name.items()}
+        if is_return:
+            return means
+        return self._crediting.final_components(means)
 
     async def end_values(self, path: Walk) -> dict[str, float]:
-        """Return the parts of the final reward at a path's end; 0 if the program ended with an unparsed completion."""
-        final, end = self._crediting.final, path.end
+        """Return the parts of the final reward at a path's end.
+
+        0 if the program ended with an unparsed completion.
+        """
+        final = self._crediting.final
         assert final is not None
+        end = path.end
         if end.unparsed:
             return dict.fromkeys(final.parts, 0.0)
         values: dict[str, float] = await asyncio.to_thread(final.values, end.outcome())
@@ -386,30 +415,29 @@ class StateSampler:
         return values
 
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
-        return self._crediting.final_components(values) if values else {}
+        if not values:
+            return {}
+        return self._crediting.final_components(values)
 
     async def _return(self, path: Walk) -> dict[str, float]:
-        outcomes = list[Outcome | None]()
+        outcomes: list[Outcome | None] = []
         for point in (*path.points[:-1], path.end):
-            deep = (
-                await self._runner.deep(point.need, len(point.steps), self._depth)
-                if self._depth
-                else ()
-            )
+            deep: tuple[tuple[str, ...], ...] = ()
+            if self._depth:
+                deep = await self._runner.deep(point.need, len(point.steps), self._depth)
             outcomes.append(None if point.unparsed else point.outcome(deep))
-        return {
-            "return": await asyncio.to_thread(
-                self._crediting.discounted_return, outcomes, self._plan.gamma
-            )
-        }
+        discounted_return = self._crediting.discounted_return
+        value = await asyncio.to_thread(discounted_return, outcomes, self._plan.gamma)
+        return {"return": value}
 
 
 async def predictors_searched(
     runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]
 ) -> dict[str, bool]:
-    """Run each of the first tasks once; return, by predictor, whether any run searched before the next LM call.
+    """Run each of the first tasks once.
 
-    Unparsed completions and failed tasks do not count; predictors that no path reaches are left out. LeretError if the
+    Return, by predictor, whether any run searched before the next LM call. Unparsed completions and
+    failed tasks do not count; predictors that no path reaches are left out. LeretError if the
     program is not deterministic or all tasks failed.
     """
     searched: dict[str, bool] = {}
@@ -419,21 +447,21 @@ async def predictors_searched(
 
     looks = [started(look(task)) for task in islice(tasks, LOOKED_AT)]
     await sampler.walks.wait(looks)
-    paths = [await one for one in looks]
+    paths = [await walk for walk in looks]
     errors = [path.error for path in paths if path.error is not None]
     if paths and len(errors) == len(paths):
         raise errors[0].failed()
-    for before, after in chain.from_iterable(
-        pairwise(path.points) for path in paths if path.error is None
-    ):
-        if isinstance(before.need, NeedsCompletion) and not isinstance(
-            after.steps[-1].outputs, AdapterParseError
-        ):
-            name, added = (
-                before.need.predictor,
-                len(after.need.searches) > len(before.need.searches),
-            )
-            searched[name] = searched.get(name, False) or added
+    for path in paths:
+        if path.error is not None:
+            continue
+        for before, after in pairwise(path.points):
+            if not isinstance(before.need, NeedsCompletion):
+                continue
+            if isinstance(after.steps[-1].outputs, AdapterParseError):
+                continue
+            name = before.need.predictor
+            has_searched = len(after.need.searches) > len(before.need.searches)
+            searched[name] = searched.get(name, False) or has_searched
     return dict(sorted(searched.items()))
 
 
@@ -451,33 +479,47 @@ async def with_credit(
     roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
     plan = replace(plan, stops=runner.replay.stops)
-    if n_auto < 2 and not (
-        n_auto and plan.final
-    ):  # without a final reward, a single `auto` means `step`
+    # without a final reward, a single `auto` means `step`
+    if n_auto == 0 or (n_auto == 1 and plan.final is None):
         return replace(plan, searched={})
-    searched = None if run is None else run.manifest.searched
-    if searched is None:
-        searched = await predictors_searched(
-            runner, StateSampler(runner, None, plan, walks=walks), tasks
-        )
-        if run is not None:
-            run.update(searched=searched)
+    if run is not None and run.manifest.searched is not None:
+        return replace(plan, searched=run.manifest.searched)
+    sampler = StateSampler(runner, None, plan, walks=walks)
+    searched = await predictors_searched(runner, sampler, tasks)
+    if run is not None:
+        run.update(searched=searched)
     return replace(plan, searched=searched)
 
 
 def completion_of(sample: Sample) -> Completion:
     """Return the completion stored in a sample."""
-    known, n_tokens = (
-        sample.components,
-        (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0),
-    )
-    logprobs = (known["logp"],) if "logp" in known else sample.logprobs
-    text = sample.completion or ""
-    finish = sample.finish_reason or "stop"
+    logprobs = sample.logprobs
+    if "logp" in sample.components:
+        logprobs = (sample.components["logp"],)
     return Completion(
-        text, finish, *n_tokens, token_ids=sample.token_ids, logprobs=logprobs, value=known.get("q")
+        sample.completion or "",
+        sample.finish_reason or "stop",
+        sample.n_prompt_tokens or 0,
+        sample.n_completion_tokens or 0,
+        token_ids=sample.token_ids,
+        logprobs=logprobs,
+        value=sample.components.get("q"),
     )
+
+
+def _with_completion(sample: Sample, completion: Completion | Failure) -> Sample:
+    if isinstance(completion, Failure):
+        return replace(sample, failure=completion)
+    return replace(sample, completion=completion.text)
+
+
+def _has_token_ids(completion: Completion) -> bool:
+    if not completion.token_ids:
+        return False
+    return len(completion.token_ids) == len(completion.logprobs or ())
 
 
 def _key(outputs: Mapping[str, Any], completion: str) -> str:
-    return _encode(outputs) if outputs else f"unparsed {completion}"
+    if not outputs:
+        return f"unparsed {completion}"
+    return _encode(outputs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -22,11 +24,12 @@ async def sample_tree(
     follow: Callable[[Awaitable[Point]], Coroutine[Any, Any, list[Group]]],
     unparsed_reward: float | None,
 ) -> list[Group]:
-    """Draw picks at a state and follow each distinct pick once; return the groups of the state and of all branches.
+    """Draw picks at a state and follow each distinct pick once.
 
-    A pick's reward is the mean reward of the samples at the next state that is sampled. The replies that reward a
-    pick are therefore also the group that trains the writer. ``follow`` samples a point's state and those after it. If
-    an outage ends a branch before there is a reward, its picks have no reward.
+    Return the groups of the state and of all branches. A pick's reward is the mean reward of the
+    samples at the next state that is sampled. The replies that reward a pick are therefore also the
+    group that trains the writer. ``follow`` samples a point's state and those after it. If an
+    outage ends a branch before there is a reward, its picks have no reward.
     """
     picks = await sampler.draw(point, state)
     first: dict[str, Sample] = {}
@@ -38,19 +41,22 @@ async def sample_tree(
     branches = {text: await walk for text, walk in walks.items()}
     worth = {text: _worth(groups, unparsed_reward) for text, groups in branches.items()}
     rewarded = [replace(pick, **worth.get(pick.completion or "", {})) for pick in picks]
-    return [(state, rewarded), *(group for groups in branches.values() for group in groups)]
+    return [(state, rewarded), *chain.from_iterable(branches.values())]
 
 
 def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, Any]:
     """Return the reward and the components of a pick; empty if no sample after it has a reward."""
-    after = next((group for _, group in groups if any(one.is_sampled for one in group)), ())
-    valued = training_rewards(after, unparsed_reward)
-    if not valued:
+    rewarded: list[tuple[Sample, float]] = []
+    for _, samples in groups:
+        if any(sample.is_sampled for sample in samples):
+            rewarded = training_rewards(samples, unparsed_reward)
+            break
+    if not rewarded:
         return {}
-    parts = [
-        {name: v for name, v in one.components.items() if name.startswith("final")}
-        for one, _ in valued
-    ]
-    names = dict.fromkeys(name for part in parts for name in part)
-    components = {name: fmean(part[name] for part in parts if name in part) for name in names}
-    return {"reward": fmean(value for _, value in valued), "components": components}
+    parts: dict[str, list[float]] = defaultdict(list)
+    for sample, _ in rewarded:
+        for name, value in sample.components.items():
+            if name.startswith("final"):
+                parts[name].append(value)
+    components = {name: fmean(values) for name, values in parts.items()}
+    return {"reward": fmean(reward for _, reward in rewarded), "components": components}

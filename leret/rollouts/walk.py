@@ -1,4 +1,4 @@
-"""Walking a program from state to state, for sampling, rounds, continuations, evaluation and rescoring."""
+"""Walking a program from state to state, for sampling, training, evaluation and rescoring."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
@@ -22,7 +23,7 @@ from leret.rollouts.failures import FAILURES, failure_of, unparsed
 
 
 class Reached(NamedTuple):
-    """A completion's step, its outputs as JSON values, and a future for what the program needs next."""
+    """A completion's step, its outputs as JSON values, and a future for the program's next need."""
 
     step: Step
     outputs: Mapping[str, Any]
@@ -34,11 +35,15 @@ class Point:
     """A point on a task's path through a program.
 
     Attributes:
-        results: search results of the path; points reached from here share this mapping and add to it.
+        results: search results of the path; points reached from here share this mapping and add to
+            it.
         parent: id of the sample that led here.
-        fresh: if True, the store had no samples of the task when the session began, and is not searched for them.
-        check: whether to run each path several times and refuse a program that is not deterministic.
-        finals: components of the final reward, averaged over continuations, keyed by the JSON of a step's outputs.
+        fresh: if True, the store had no samples of the task when the session began, and is not
+            searched for them.
+        check: whether to run each path several times and refuse a program that is not
+            deterministic.
+        finals: components of the final reward, averaged over continuations, keyed by the JSON of a
+            step's outputs.
     """
 
     task: Task
@@ -52,31 +57,35 @@ class Point:
     finals: dict[str, asyncio.Task[dict[str, float]]] = field(default_factory=dict)
 
     def reach(self, runner: ProgramRunner, text: str, check: bool = False) -> Reached:
-        """Start to run the program from a completion to its next need. Identical completions share one run."""
+        """Start to run the program from a completion to its next need.
+
+        Identical completions share one run.
+        """
         reached = self.reached.get(text)
         if reached is None:
             assert isinstance(self.need, NeedsCompletion)
             step = runner.formatter.step(self.need, text)
-            outputs = (
-                {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
-            )
+            outputs: Mapping[str, Any] = {}
+            if isinstance(step.outputs, list) and step.outputs:
+                outputs = step.outputs[0]
             if any(type(value) not in PLAIN for value in outputs.values()):
                 outputs = to_jsonable_python(outputs, fallback=str)
             path = (*self.steps, step)
-            end: asyncio.Future[NeedsCompletion | Finished] = (
-                asyncio.get_running_loop().create_future()
-            )
+            loop = asyncio.get_running_loop()
+            end: asyncio.Future[NeedsCompletion | Finished] = loop.create_future()
             try:
                 need = runner.replay.run(self.task, path, self.results, runner.retrieve, check)
             except Exception as error:
                 end.set_exception(error)
-                end.exception()  # marks it as retrieved: no asyncio warning if the session ends first
+                # marks it as retrieved: no asyncio warning if the session ends first
+                end.exception()
             else:
                 if isinstance(need, NeedsSearch):  # the search has no answer yet
                     end = started(runner.search_on(need, self.task, path, self.results, check))
                 else:
                     end.set_result(need)
-            reached = self.reached[text] = Reached(step, outputs, end)
+            reached = Reached(step, outputs, end)
+            self.reached[text] = reached
         return reached
 
     @property
@@ -85,12 +94,12 @@ class Point:
 
     def outcome(self, deep: tuple[tuple[str, ...], ...] = ()) -> Outcome:
         """Return the outcome of the last step."""
-        last, need = self.steps[-1], self.need
-        outputs = (
-            deepcopy(last.outputs[0]) if isinstance(last.outputs, list) and last.outputs else {}
-        )
-        ranking = merge(added for search in need.searches for added in search.added)
-        prediction = need.prediction if isinstance(need, Finished) else None
+        last = self.steps[-1]
+        outputs: dict[str, Any] = {}
+        if isinstance(last.outputs, list) and last.outputs:
+            outputs = deepcopy(last.outputs[0])
+        prediction = self.need.prediction if isinstance(self.need, Finished) else None
+        ranking = merge(chain.from_iterable(search.added for search in self.need.searches))
         return Outcome(
             self.task, last.text or "", outputs, ranking, prediction, len(self.steps), deep
         )
@@ -99,7 +108,8 @@ class Point:
         self, runner: ProgramRunner, step: Step | Reached, parent: str | None = None
     ) -> Point:
         if isinstance(step, Reached):
-            path, need = (*self.steps, step.step), await step.end
+            path = (*self.steps, step.step)
+            need = await step.end
         else:
             path = (*self.steps, step)
             need = await runner.advance(self.task, path, self.results, self.check)
@@ -115,7 +125,9 @@ class Walk:
 
     @property
     def failure(self) -> Failure | None:
-        return None if self.error is None else failure_of(self.error)
+        if self.error is None:
+            return None
+        return failure_of(self.error)
 
     @property
     def end(self) -> Point:
@@ -129,13 +141,8 @@ async def begin(
 ) -> Point:
     """Run a program up to its first state."""
     results: SearchResults = {}
-    return Point(
-        task,
-        await runner.advance(task, (), results, check),
-        results=results,
-        fresh=fresh,
-        check=check,
-    )
+    need = await runner.advance(task, (), results, check)
+    return Point(task, need, results=results, fresh=fresh, check=check)
 
 
 async def walk(
@@ -157,7 +164,10 @@ async def walk(
 
 
 class OpenWalks:
-    """Counts walks that may still request a completion; a round acts when all wait for one. The count starts at 1."""
+    """Counts walks that may still request a completion; a round acts when all wait for one.
+
+    The count starts at 1.
+    """
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self.n = 1
@@ -198,15 +208,19 @@ class RolloutRunner:
         """Return one rollout per task, in order."""
         rollouts: dict[int, Rollout] = {}
 
-        async def one(place: int) -> None:
-            rollouts[place] = await self.run_one(tasks[place])
-            on_done(rollouts[place])
+        async def run_task(number: int) -> None:
+            rollout = await self.run_one(tasks[number])
+            rollouts[number] = rollout
+            on_done(rollout)
 
-        await for_each(range(len(tasks)), one, min(concurrency, max(1, len(tasks))))
-        return [rollouts[place] for place in range(len(tasks))]
+        await for_each(range(len(tasks)), run_task, min(concurrency, max(1, len(tasks))))
+        return [rollouts[number] for number in range(len(tasks))]
 
     async def run_one(self, task: Task, index: int = 0) -> Rollout:
-        """Return a task's rollout; ``index`` numbers repeated runs, which differ at temperature > 0."""
+        """Return a task's rollout.
+
+        ``index`` numbers repeated runs, which differ at temperature > 0.
+        """
         calls: list[LMCall] = []
 
         async def visit(point: Point) -> Point:
@@ -216,16 +230,18 @@ class RolloutRunner:
             return await point.after(self.runner, step)
 
         path = await walk(begin(self.runner, task), visit)
-        failure, prediction = path.failure, None
-        last = path.points[-1].need if path.points else None
-        if failure is None and isinstance(last, Finished):
-            if last.unparsed:
-                failure = unparsed(
-                    self.runner.formatter, calls[-1].predictor, calls[-1].completion or ""
-                )
-            else:
-                prediction = last.prediction
-        hops = _hops(last.searches) if last else ()
+        failure = path.failure
+        prediction = None
+        hops: tuple[Hop, ...] = ()
+        if path.points:
+            need = path.points[-1].need
+            hops = _hops(need.searches)
+            if failure is None and isinstance(need, Finished):
+                if need.unparsed:
+                    call = calls[-1]
+                    failure = unparsed(self.runner.formatter, call.predictor, call.completion or "")
+                else:
+                    prediction = need.prediction
         return Rollout(task.id, hops, failure is None, failure, prediction, index, tuple(calls))
 
 

@@ -1,4 +1,4 @@
-"""The viewer's server: pages over HTTP, updates of growing runs, and the processes that collect facts."""
+"""The viewer's server: pages over HTTP, updates of growing runs, and collecting facts."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from leret.viewer.index import RunIndex
 from leret.viewer.pages import ASSETS, Pages, part_of, server_url
 
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' "
+    "data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
-    "Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin",
-}  # fmt: skip
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 _POLL_S = 0.5
 
 
 class Viewer:
-    """Server of the pages of runs. ``directory`` is for temporary files; nothing is written to a run.
+    """Server of the pages of runs.
 
-    With ``token``, requests need it in the URL once, and then in a cookie; without, their Host must be ``host`` or
-    an IP address.
+    ``directory`` is for temporary files; nothing is written to a run. With ``token``, requests need
+    it in the URL once, and then in a cookie; without, their Host must be ``host`` or an IP address.
     """
 
     def __init__(
@@ -47,15 +50,17 @@ class Viewer:
         host: str = "localhost",
         token: str | None = None,
     ) -> None:
-        self._directory, self._host, self._token = directory, host, token
-        self._cookie = (
-            f"leret-view-{digest(token)[:8]}"  # browsers share cookies between the ports of a host
-        )
+        self._directory = directory
+        self._host = host
+        self._token = token
+        # browsers share cookies between the ports of a host
+        self._cookie = f"leret-view-{digest(token)[:8]}"
         self._lock = asyncio.Lock()  # for all indexes, because the page of a question reads several
         self.runs: dict[str, RunIndex] = {}
         for number, run in enumerate(runs, start=1):
             name = run.path.resolve().name
-            name = f"{name}-{number}" if name in self.runs else name
+            if name in self.runs:
+                name = f"{name}-{number}"
             self.runs[name] = RunIndex(run, directory / f"index-{number}.db")
         self._notes: dict[str, str] = {}
         self._pages = Pages(self.runs, self._notes)
@@ -69,11 +74,10 @@ class Viewer:
         return app
 
     async def _background(self, _: web.Application) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(work(name))
-            for name in self.runs
-            for work in (self._follow, self._recollect)
-        ]
+        tasks: list[asyncio.Task[None]] = []
+        for name in self.runs:
+            tasks.append(asyncio.create_task(self._follow(name)))
+            tasks.append(asyncio.create_task(self._recollect(name)))
         yield
         for task in tasks:
             task.cancel()
@@ -97,7 +101,9 @@ class Viewer:
         before = None
         while True:
             with suppress(OSError):  # a file that is being replaced
-                if before != (before := sources(self.runs[name].run)):
+                files = sources(self.runs[name].run)
+                if files != before:
+                    before = files
                     await self._collect(name)
             await asyncio.sleep(_POLL_S)
 
@@ -127,9 +133,9 @@ class Viewer:
     async def _page(self, request: web.Request) -> web.StreamResponse:
         parts = _parts(request.rel_url.raw_path)
         if parts == ("live",):
-            return web.Response(
-                text=await self._locked(self._pages.version, _parts(request.query.get("path", "")))
-            )
+            path = request.query.get("path", "")
+            version = await self._locked(self._pages.version, _parts(path))
+            return web.Response(text=version)
         try:
             page = await self._locked(self._pages.page, parts, request.query)
         except ConfigError as error:
@@ -142,8 +148,10 @@ class Viewer:
             return web.Response(text=page, content_type="text/html")
         response = web.StreamResponse(headers={"Content-Type": "text/csv; charset=utf-8"})
         await response.prepare(request)
-        while block := await self._locked(next, page, ""):
+        block = await self._locked(next, page, "")
+        while block:
             await response.write(block.encode("utf-8", "replace"))
+            block = await self._locked(next, page, "")
         return response
 
     async def _locked(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -153,9 +161,8 @@ class Viewer:
             try:
                 return await asyncio.shield(work)
             finally:
-                await asyncio.wait(
-                    [work]
-                )  # even if cancelled: no one may use or close the index before
+                # even if cancelled: no one may use or close the index before
+                await asyncio.wait([work])
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -183,6 +190,6 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _is_equal(text: str | None, token: str) -> bool:
-    return text is not None and hmac.compare_digest(
-        text.encode(errors="surrogateescape"), token.encode()
-    )
+    if text is None:
+        return False
+    return hmac.compare_digest(text.encode(errors="surrogateescape"), token.encode())

@@ -1,6 +1,7 @@
-"""Facts about a run that are not in its store: gold documents, titles, evaluated systems, pairs, and plots.
+"""Facts about a run outside its store: gold documents, titles, systems, pairs, and plots.
 
-`leret view` collects them in another process, so that the server never holds a corpus, NumPy or matplotlib.
+`leret view` collects them in another process, so that the server never holds a corpus, NumPy or
+matplotlib.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ def sources(run: Run) -> list[tuple[str, int]]:
 
 def summaries(run: Run) -> dict[str, dict[str, Any]]:
     """Return the summary of each evaluation by name, the main one (named "") first."""
-    others = {path.parent.name: path for path in sorted(run.eval.glob("*/summary.json"))}
-    paths = {"": run.eval / "summary.json", **others}
+    paths = {"": run.eval / "summary.json"}
+    for path in sorted(run.eval.glob("*/summary.json")):
+        paths[path.parent.name] = path
     return {
         name: json.loads(path.read_text(encoding="utf-8"))
         for name, path in paths.items()
@@ -46,10 +48,22 @@ def summaries(run: Run) -> dict[str, dict[str, Any]]:
     }
 
 
+def label_of(evaluation: str, system: str) -> str:
+    """Return the name of an evaluated system in the viewer; the main evaluation is named ""."""
+    if not evaluation:
+        return system
+    return f"{evaluation}/{system}"
+
+
 def main_measure(summary: Mapping[str, Any]) -> str:
-    """Return the measure of plots and differences: recall, or the first measure if there are no gold documents."""
+    """Return the measure of plots and differences.
+
+    It is recall, or the first measure if there are no gold documents.
+    """
     measures = summary["measures"]
-    return "recall" if "recall" in measures else next(iter(measures), "")
+    if "recall" in measures:
+        return "recall"
+    return next(iter(measures), "")
 
 
 def command(run: Run, file: Path) -> tuple[str, ...]:
@@ -60,8 +74,11 @@ def command(run: Run, file: Path) -> tuple[str, ...]:
 def collect(run: Run, path: Path, *, plots: bool = True) -> None:
     """Write the facts of a run. A part that cannot be read becomes a note."""
     parts: Mapping[str, Callable[[Run], Iterator[Row]]] = {
-        "results": _results, "questions and gold documents": _tasks, "pairs": _pairs, "plots": _figures
-    }  # fmt: skip
+        "results": _results,
+        "questions and gold documents": _tasks,
+        "pairs": _pairs,
+        "plots": _figures,
+    }
 
     def rows() -> Iterator[Row]:
         for name, part in parts.items():
@@ -87,26 +104,32 @@ def _results(run: Run) -> Iterator[Row]:
     from leret.evaluation.results import first_runs, read_rows
 
     for name, summary in summaries(run).items():
-        measure = "ap" if "ap" in summary["measures"] else main_measure(summary)
-        for system in (row["system"] for row in summary["rows"]):
-            shown = f"{name}/{system}" if name else system
-            for question_id, hops in first_runs(
-                read_rows(run.eval / name / system / "per_question.parquet")
-            ).items():
+        measure = main_measure(summary)
+        if "ap" in summary["measures"]:
+            measure = "ap"
+        for row in summary["rows"]:
+            system = row["system"]
+            label = label_of(name, system)
+            rows = read_rows(run.eval / name / system / "per_question.parquet")
+            for question_id, hops in first_runs(rows).items():
                 end: float | None = 0.0  # stays 0 if the run ended before it had a ranking
                 for hop in hops:
-                    end = hop.measures.get(measure) if hop.failure or hop.measures else end
+                    if hop.failure or hop.measures:
+                        end = hop.measures.get(measure)
                     values = (
-                        shown,
+                        label,
                         question_id,
                         hop.hop,
                         hop.query,
                         hop.completion,
                         json.dumps(hop.doc_ids),
+                        hop.measures.get("recall"),
+                        hop.measures.get("ap"),
+                        hop.unparsed,
+                        hop.failure,
                     )
-                    scores = hop.measures.get("recall"), hop.measures.get("ap")
-                    yield "results", (*values, *scores, hop.unparsed, hop.failure)
-                yield "ends", (shown, question_id, end)
+                    yield "results", values
+                yield "ends", (label, question_id, end)
 
 
 def _tasks(run: Run) -> Iterator[Row]:
@@ -115,15 +138,21 @@ def _tasks(run: Run) -> Iterator[Row]:
     if run.manifest.sampling is None:
         return  # a run of leret.LeReT: its tasks are in no file
     with Environment.open(run) as environment:
-        corpus, parents = environment.corpus, set(environment.corpus.first_chunks)
-        shown = {*corpus} if len(corpus) <= MAX_DOCUMENTS else set(corpus.parents)
+        corpus = environment.corpus
+        parents = set(corpus.first_chunks)
+        doc_ids = set(corpus.parents)
+        if len(corpus) <= MAX_DOCUMENTS:
+            doc_ids = set(corpus)
         for task in environment.tasks("all", check=False):
             yield "tasks", (task.id, task.text, task.type, json.dumps(task.answers))
             for doc_id in task.gold:
-                known = (doc_id in corpus or doc_id in parents) if len(corpus) else None
-                yield "gold", (task.id, doc_id, known)
-            shown |= {doc_id for doc_id in task.gold if doc_id in corpus}
-        for doc_id in shown:
+                in_corpus = None
+                if len(corpus):
+                    in_corpus = doc_id in corpus or doc_id in parents
+                yield "gold", (task.id, doc_id, in_corpus)
+                if doc_id in corpus:
+                    doc_ids.add(doc_id)
+        for doc_id in doc_ids:
             document = corpus[doc_id]
             parent = document.parent if environment.recipe.data.gold == "parent" else None
             yield "documents", (doc_id, document.title, document.text[:_LENGTH], parent)
@@ -142,11 +171,12 @@ def _pairs(run: Run) -> Iterator[Row]:
         "score_chosen",
         "score_rejected",
     ]
-    if path.is_file():
-        for batch in pq.ParquetFile(path).iter_batches(columns=columns):
-            for row in batch.to_pylist():
-                *ids, chosen, rejected = (row[name] for name in columns)
-                yield "pairs", (*ids, chosen - rejected)
+    if not path.is_file():
+        return
+    for batch in pq.ParquetFile(path).iter_batches(columns=columns):
+        for row in batch.to_pylist():
+            *ids, chosen, rejected = (row[name] for name in columns)
+            yield "pairs", (*ids, chosen - rejected)
 
 
 def _figures(run: Run) -> Iterator[Row]:
@@ -155,18 +185,18 @@ def _figures(run: Run) -> Iterator[Row]:
     from leret.evaluation.systems import training_facts
 
     for i, (name, summary) in enumerate(summaries(run).items()):
-        if summary["rows"] and summary["measures"]:
-            measure = main_measure(summary)
-            svg = dumbbells(summary["rows"], measure, measure).replace(
-                f"dumbbells-{measure}", f"systems-{i}"
-            )  # ids
-            yield (
-                "figures",
-                ("overview", " · ".join(filter(None, (f"{measure} by hop", name))), svg),
-            )
-    facts = training_facts(run)
-    for i, (policy, panels) in enumerate(curves_of(facts)):
-        steps = [alarm["step"] for alarm in facts[policy].get("alarms") or ()]
+        if not (summary["rows"] and summary["measures"]):
+            continue
+        measure = main_measure(summary)
+        title = f"{measure} by hop"
+        if name:
+            title += f" · {name}"
+        svg = dumbbells(summary["rows"], measure, measure)
+        svg = svg.replace(f"dumbbells-{measure}", f"systems-{i}")  # ids
+        yield "figures", ("overview", title, svg)
+    trainings = training_facts(run)
+    for i, (policy, panels) in enumerate(curves_of(trainings)):
+        steps = [alarm["step"] for alarm in trainings[policy].get("alarms") or ()]
         svg = curves(f"curves-{i}", "Training curves by step, or by round", panels, marks=steps)
         yield "figures", ("trainings", policy, svg)
 

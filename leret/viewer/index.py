@@ -1,7 +1,9 @@
-"""Index of a run's store: a row per question and per group, in a temporary file, so that every page is one fast query.
+"""Index of a run's store: a row per question and per group, in a temporary file.
 
-The store is attached read-only. It is read in small batches, and requests are answered between them; later batches add
-the samples that a running `leret sample` commits.
+It makes every page one fast query.
+
+The store is attached read-only. It is read in small batches, and requests are answered between
+them; later batches add the samples that a running `leret sample` commits.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ Values = Sequence[Any] | Mapping[str, Any]
 
 
 class RunIndex:
-    """Database with the index (``main``), the store (``run``) and collected facts (``facts``) of a run.
+    """Database with a run's index (``main``), store (``run``) and collected facts (``facts``).
 
     Attributes:
         version: increases with every change of the run.
@@ -90,7 +92,9 @@ class RunIndex:
     """
 
     def __init__(self, run: Run, file: Path) -> None:
-        self.run, self.version, self.complete = run, 0, False
+        self.run = run
+        self.version = 0
+        self.complete = False
         connect(run.store, read_only=True).close()  # checks the schema
         self._database = sqlite3.connect(
             file.absolute().as_uri(), uri=True, isolation_level=None, check_same_thread=False
@@ -99,9 +103,8 @@ class RunIndex:
         self.close = self._database.close
         self._database.executescript(_TABLES)
         self._database.execute("ATTACH ':memory:' AS facts")
-        self._database.executescript(
-            _FACTS.replace("INDEX ", "INDEX facts.").replace("TABLE ", "TABLE facts.")
-        )
+        tables = _FACTS.replace("INDEX ", "INDEX facts.").replace("TABLE ", "TABLE facts.")
+        self._database.executescript(tables)
         self._stamp: tuple[Any, ...] = ()
         self._memo: dict[tuple[Any, ...], Any] = {}
         self._last = 0  # rowid of the last sample in the index
@@ -113,7 +116,10 @@ class RunIndex:
             if not self._is_changed() and self.complete:
                 return False
             self._read_policies()
-            sql = f"SELECT rowid, question_id FROM run.samples WHERE rowid > ? ORDER BY rowid LIMIT {_ROWS}"
+            sql = (
+                "SELECT rowid, question_id FROM run.samples "
+                f"WHERE rowid > ? ORDER BY rowid LIMIT {_ROWS}"
+            )
             rows = self._database.execute(sql, (self._last,)).fetchall()
             ids = {row["question_id"] for row in rows}
             if len(rows) < _ROWS:
@@ -121,21 +127,23 @@ class RunIndex:
                     f"SELECT question_id FROM questions WHERE outages LIMIT {_RETRIED}"
                 )
                 self.complete = True
-            self._last = rows[-1]["rowid"] if rows else self._last
+            if rows:
+                self._last = rows[-1]["rowid"]
             self._database.execute("DELETE FROM batch")
-            self._database.executemany("INSERT INTO batch VALUES (?)", ((one,) for one in ids))
+            self._database.executemany(
+                "INSERT INTO batch VALUES (?)", [(question_id,) for question_id in ids]
+            )
             self._database.execute(_GROUPS)
             self._database.execute(_QUESTIONS)
             self.version += 1
             return True
 
-    def use(self, facts: Path) -> None:
+    def use(self, file: Path) -> None:
         """Replace the collected facts by those in a file of `create_facts`."""
+        uri = f"{file.absolute().as_uri()}?mode=ro&immutable=1"
         with errors_of(self.run.store):
             self._database.execute("DETACH facts")
-            self._database.execute(
-                "ATTACH ? AS facts", (f"{facts.absolute().as_uri()}?mode=ro&immutable=1",)
-            )
+            self._database.execute("ATTACH ? AS facts", (uri,))
             self._database.execute(_RESULTS)
         self.version += 1
 
@@ -146,12 +154,17 @@ class RunIndex:
     def one(self, sql: str, values: Values = ()) -> Any:
         """Return the first value of the first row; None if there is no row."""
         rows = self.read(sql, values)
-        return rows[0][0] if rows else None
+        if not rows:
+            return None
+        return rows[0][0]
 
     def cached(
         self, sql: str, values: Mapping[str, Any], convert: Callable[[sqlite3.Cursor], T]
     ) -> T:
-        """Return the converted rows of a query; the last queries are remembered until the run changes."""
+        """Return the converted rows of a query.
+
+        The last queries are remembered until the run changes.
+        """
         key = self.version, sql, *values.items()
         if key not in self._memo:
             if len(self._memo) >= _REMEMBERED or next(iter(self._memo), key)[0] != self.version:
@@ -161,35 +174,38 @@ class RunIndex:
         return cast(T, self._memo[key])
 
     def _is_changed(self) -> bool:
-        """Return True if the store changed since the last call. Start again if its rewards were recomputed."""
-        status, uri = (
-            self.run.store.stat(),
-            read_uri(self.run.store),
-        )  # the URI is immutable if no process writes
+        """Return True if the store changed since the last call.
+
+        Start again if its rewards were recomputed.
+        """
+        status = self.run.store.stat()
+        uri = read_uri(self.run.store)  # immutable if no process writes
         file = uri, status.st_ino, status.st_mtime_ns if "immutable" in uri else 0
         before = self._stamp
         if not before or file != before[0]:
-            self._database.execute("DETACH run" if before else "SELECT 1")
+            if before:
+                self._database.execute("DETACH run")
             self._database.execute("ATTACH ? AS run", (uri,))
-        version, name = (
-            self._column(f"PRAGMA run.{what}").pop() for what in ("data_version", "application_id")
-        )
+        version = self._column("PRAGMA run.data_version").pop()
+        name = self._column("PRAGMA run.application_id").pop()
         self._stamp = file, name, version
         if before and (before[0][1], before[1]) != (status.st_ino, name):
-            self._last, self.complete = 0, False
+            self._last = 0
+            self.complete = False
         return before != self._stamp
 
     def _read_policies(self) -> None:
-        names, last = {entry["digest"]: entry["policy"] for entry in self.run.manifest.rounds}, ""
-        sql = "SELECT policy_digest, policy FROM run.samples WHERE policy_digest > ? ORDER BY policy_digest LIMIT 1"
-        while row := self._database.execute(
-            sql, (last,)
-        ).fetchone():  # SELECT DISTINCT would read the whole index
-            last = row["policy_digest"]
-            names.setdefault(last, row["policy"])
-        rows = ((digest, name) for digest, name in names.items())
+        names = {sampled["digest"]: sampled["policy"] for sampled in self.run.manifest.rounds}
+        sql = (  # SELECT DISTINCT would read the whole index
+            "SELECT policy_digest, policy FROM run.samples "
+            "WHERE policy_digest > ? ORDER BY policy_digest LIMIT 1"
+        )
+        row = self._database.execute(sql, ("",)).fetchone()
+        while row is not None:
+            names.setdefault(row["policy_digest"], row["policy"])
+            row = self._database.execute(sql, (row["policy_digest"],)).fetchone()
         self._database.executemany(
-            "INSERT OR IGNORE INTO policies (digest, name) VALUES (?, ?)", rows
+            "INSERT OR IGNORE INTO policies (digest, name) VALUES (?, ?)", names.items()
         )
 
     def _column(self, sql: str) -> set[Any]:
@@ -203,7 +219,6 @@ def create_facts(path: Path, rows: Iterable[tuple[str, Sequence[Any]]]) -> None:
             f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN; {_FACTS}"
         )
         for table, values in rows:
-            database.execute(
-                f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(values))})", values
-            )
+            marks = ", ".join("?" * len(values))
+            database.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", values)
         database.execute("COMMIT")

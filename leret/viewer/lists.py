@@ -1,6 +1,7 @@
-"""Lists of the viewer: questions, groups without spread, pairs, and gold documents that were not retrieved.
+"""Lists of the viewer: questions, groups without spread, pairs, and missing gold documents.
 
-A list is one query over the index with filters, an order and a page. The same definition serves pages and CSV files.
+A list is one query over the index with filters, an order and a page. The same definition serves
+pages and CSV files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from leret.core.errors import ConfigError
@@ -23,13 +25,17 @@ _FORMULA = re.compile(
     r"[\s\x00-\x20\xad\u200b-\u200f\u2060-\u2064\ufeff]*"
     r"[=+@\-\u2212\ufe62\ufe63\ufe66\ufe6b\uff0b\uff0d\uff1d\uff20]|[\t\r\n]"
 )
-"""Start of a text that a spreadsheet may run: the signs in any width, also after spaces and invisible characters."""
+"""Start of a text that a spreadsheet may run: the signs in any width, also after spaces and
+invisible characters."""
 _SORTABLE = ("question", "policy", "reason")  # and numbers
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A field of the filter form. ``sql`` is its condition, or the condition of each option; empty: no condition."""
+    """A field of the filter form.
+
+    ``sql`` is its condition, or the condition of each option; empty: no condition.
+    """
 
     name: str
     label: str
@@ -39,7 +45,10 @@ class Filter:
 
 @dataclass(frozen=True)
 class Listing:
-    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` marks a number."""
+    """A list.
+
+    ``columns`` map a name to its label and SQL; a label that starts with ``#`` marks a number.
+    """
 
     title: str
     note: str
@@ -77,21 +86,22 @@ _SYSTEM_RECALL = "(SELECT max(r.recall) FROM facts.results r WHERE r.question_id
 _RETRIEVED = (
     "SELECT value FROM policies p CROSS JOIN run.samples s ON s.policy_digest = p.digest AND "
     "s.question_id = q.question_id, json_each(s.doc_ids) "
-    "UNION SELECT value FROM facts.results r, json_each(r.doc_ids) WHERE r.question_id = q.question_id"
+    "UNION SELECT value FROM facts.results r, json_each(r.doc_ids) WHERE r.question_id = "
+    "q.question_id"
 )
 _MISSING = (
-    "(SELECT group_concat(ifnull(nullif(d.title, ''), g.doc_id) || iif(g.in_corpus = 0, ' (not in the corpus)', ''), "
-    "'; ') "
-    "FROM facts.gold g LEFT JOIN facts.documents d ON d.doc_id = g.doc_id WHERE g.question_id = q.question_id AND "
-    f"g.doc_id NOT IN (SELECT ifnull(d.parent, value) FROM ({_RETRIEVED}) "
+    "(SELECT group_concat(ifnull(nullif(d.title, ''), g.doc_id) || iif(g.in_corpus = 0, ' (not in "
+    "the corpus)', ''), '; ') "
+    "FROM facts.gold g LEFT JOIN facts.documents d ON d.doc_id = g.doc_id WHERE g.question_id = "
+    f"q.question_id AND g.doc_id NOT IN (SELECT ifnull(d.parent, value) FROM ({_RETRIEVED}) "
     "LEFT JOIN facts.documents d ON d.doc_id = value))"
 )
 
 LISTS = {
     "questions": Listing(
         "Questions",
-        "All sampled and evaluated questions. A and B are evaluated systems, compared after the last hop by AP "
-        "(by the first measure if there are no gold documents).",
+        "All sampled and evaluated questions. A and B are evaluated systems, compared after the "
+        "last hop by AP (by the first measure if there are no gold documents).",
         "questions q LEFT JOIN facts.ends a ON a.system = :a AND a.question_id = q.question_id "
         "LEFT JOIN facts.ends b ON b.system = :b AND b.question_id = q.question_id",
         {
@@ -141,7 +151,8 @@ LISTS = {
         "Preference pairs",
         "Pairs in preferences/, as used for training.",
         "facts.pairs p LEFT JOIN questions q ON q.question_id = p.question_id "
-        "LEFT JOIN run.samples c ON c.id = p.chosen_id LEFT JOIN run.samples r ON r.id = p.rejected_id",
+        "LEFT JOIN run.samples c ON c.id = p.chosen_id LEFT JOIN run.samples r ON r.id = "
+        "p.rejected_id",
         {
             "question": ("question", "q.text"), "step": ("#step", "p.step"), "chosen": ("chosen", "c.completion"),
             "rejected": ("rejected", "r.completion"), "margin": ("#margin", "p.margin"),
@@ -188,66 +199,82 @@ class Selection:
 
     def ids(self, index: RunIndex) -> array[int]:
         """Return the row ids of the whole list, in order."""
-        sql = f"SELECT {self.listing.key} FROM {self.listing.source} WHERE {self.where} ORDER BY {self.order}"
+        sql = (
+            f"SELECT {self.listing.key} FROM {self.listing.source} WHERE {self.where} ORDER BY "
+            f"{self.order}"
+        )
         return index.cached(sql, self.values, lambda rows: array("q", (row[0] for row in rows)))
 
     def rows(self, index: RunIndex, ids: array[int]) -> list[dict[str, Any]]:
         """Return the rows with these ids, in order."""
         columns = ", ".join(f"{sql} AS {name}" for name, (_, sql) in self.listing.columns.items())
-        source = f"json_each(:ids) page CROSS JOIN {self.listing.source} WHERE {self.listing.key} = page.value"
+        source = (
+            f"json_each(:ids) page CROSS JOIN {self.listing.source} WHERE {self.listing.key} = "
+            "page.value"
+        )
         sql = f"SELECT {columns}, {self.listing.links} FROM {source} ORDER BY page.key"
-        return [
-            dict(row) for row in index.read(sql, {**self.values, "ids": json.dumps(ids.tolist())})
-        ]
+        values = {**self.values, "ids": json.dumps(ids.tolist())}
+        return [dict(row) for row in index.read(sql, values)]
 
     def csv(self, index: RunIndex) -> Iterator[str]:
         """Yield the whole list as CSV in blocks of lines."""
-        names, ids = ["question_id", *self.listing.columns], self.ids(index)
+        names = ["question_id", *self.listing.columns]
+        cells = itemgetter(*names)
+        ids = self.ids(index)
         yield csv_lines([names])
         for start in range(0, len(ids), _CSV_ROWS):
             rows = self.rows(index, ids[start : start + _CSV_ROWS])
-            yield csv_lines([[row[name] for name in names] for row in rows])
+            yield csv_lines([cells(row) for row in rows])
 
 
 def select(
     name: str, query: Mapping[str, str], systems: Sequence[str], defaults: Mapping[str, str]
 ) -> Selection:
-    """Read a list's filters, order (``sort``, ``desc``) and page from a URL; ConfigError for an invalid value."""
-    listing, values, conditions = LISTS[name], dict[str, Any](), [LISTS[name].where]
-    for one in listing.filters:
-        options = (
-            systems
-            if one.kind == "system"
-            else list(one.sql)
-            if isinstance(one.sql, Mapping)
-            else None
-        )
-        text = query.get(one.name, "")
-        values[one.name] = _value(one, text, options) if text else defaults.get(one.name)
-        conditions.append((one.sql if isinstance(one.sql, str) else one.sql[text]) if text else "")
-    sort, page = query.get("sort", ""), query.get("page") or "1"
-    if sort and sort not in listing.sortable:
-        raise ConfigError(
-            f"sort: unknown column {sort!r}; available: {', '.join(listing.sortable)}"
-        )
+    """Read a list's filters, order (``sort``, ``desc``) and page from a URL.
+
+    ConfigError for an invalid value.
+    """
+    listing = LISTS[name]
+    values: dict[str, Any] = {}
+    conditions = [listing.where]
+    for field in listing.filters:
+        text = query.get(field.name, "")
+        if not text:
+            values[field.name] = defaults.get(field.name)
+            continue
+        values[field.name] = _value(field, text, systems)
+        condition = field.sql if isinstance(field.sql, str) else field.sql[text]
+        if condition:
+            conditions.append(condition)
+    order = listing.key
+    sort = query.get("sort", "")
+    if sort:
+        if sort not in listing.sortable:
+            available = ", ".join(listing.sortable)
+            raise ConfigError(f"sort: unknown column {sort!r}; available: {available}")
+        _, column = listing.columns[sort]
+        direction = "DESC" if query.get("desc") else "ASC"
+        order = f"{column} {direction} NULLS LAST, {listing.key}"
+    page = query.get("page") or "1"
     if not (page.isascii() and page.isdecimal() and int(page[:9]) > 0):
         raise ConfigError(f"page: {page!r} is not a page number; use 1 or more")
-    direction = "DESC" if query.get("desc") else "ASC"
-    order = (
-        f"{listing.columns[sort][1]} {direction} NULLS LAST, {listing.key}" if sort else listing.key
-    )
-    return Selection(
-        listing, values, order, " AND ".join(filter(None, conditions)), int(page[:9]) - 1
-    )
+    return Selection(listing, values, order, " AND ".join(conditions), int(page[:9]) - 1)
 
 
-def _value(one: Filter, text: str, options: Sequence[str] | None) -> Any:
+def _value(field: Filter, text: str, systems: Sequence[str]) -> Any:
+    options: Sequence[str] | None = None
+    if field.kind == "system":
+        options = systems
+    elif isinstance(field.sql, Mapping):
+        options = list(field.sql)
     if options is not None and text not in options:
-        raise ConfigError(f"{one.name}: unknown value {text!r}; available: {', '.join(options)}")
+        raise ConfigError(f"{field.name}: unknown value {text!r}; available: {', '.join(options)}")
+    if field.kind != "number":
+        return text
     try:
-        return float(text) if one.kind == "number" else text
+        return float(text)
     except ValueError:
-        raise ConfigError(f"{one.name}: {text!r} is not a number") from None
+        raise ConfigError(f"{field.name}: {text!r} is not a number") from None
 
 
 def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
@@ -255,12 +282,13 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
     lines: list[str] = []
     for row in rows:
         file = io.StringIO()
-        csv.writer(file, lineterminator="\r\n").writerow(
-            map(_safe, row)
-        )  # so that \r and \n are put in quotes
+        writer = csv.writer(file, lineterminator="\r\n")  # so that \r and \n are put in quotes
+        writer.writerow(map(_safe, row))
         lines.append(file.getvalue().removesuffix("\r\n") + "\n")
     return "".join(lines)
 
 
 def _safe(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+    if isinstance(cell, str) and _FORMULA.match(cell):
+        return f"'{cell}"
+    return cell

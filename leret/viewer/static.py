@@ -21,9 +21,10 @@ _LONGEST_NAME = 100
 
 
 def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratch: Path) -> int:
-    """Write the pages of runs and return their number; the first ``limit`` sampled and evaluated questions have pages.
+    """Write the pages of runs and return their number.
 
-    ``scratch`` is a directory for temporary files. The new directory appears when it is complete.
+    The first ``limit`` sampled and evaluated questions have pages. ``scratch`` is a directory for
+    temporary files. The new directory appears when it is complete.
     """
     if directory.exists():
         raise ConfigError(f"--static {directory} already exists; choose another directory")
@@ -31,64 +32,63 @@ def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratc
     for name, index in runs.items():
         complete(index, scratch / f"{name}.db")
     sql = "SELECT question_id FROM questions WHERE (n > 0) = ? ORDER BY rowid LIMIT ?"
-    ids = {
-        row[0]
-        for index in runs.values()
-        for sampled in (0, 1)
-        for row in index.read(sql, (sampled, limit))
-    }
-    pages, n = Pages(runs, {}, ids), 0
+    ids: set[str] = set()
+    for index in runs.values():
+        evaluated_only = index.read(sql, (0, limit))
+        sampled = index.read(sql, (1, limit))
+        ids |= {row["question_id"] for row in evaluated_only + sampled}
+    pages = Pages(runs, {}, ids)
+    n = 0
     busy = RunError(
         f"{directory} is being written by another process; wait, or choose another directory"
     )
     with atomic_directory(directory, "static", busy) as target:
         shutil.copytree(ASSETS, target / "assets", ignore=shutil.ignore_patterns("*.j2"))
-        for name, index in runs.items():
-            for parts in _pages(
-                index, () if index is next(iter(runs.values())) else ("r", name), ids
-            ):
-                page, file = (
-                    pages.page(parts, {}, partial(_url, len(_file(parts).parts) - 1)),
-                    target / _file(parts),
-                )
-                if page is not None:
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.write_text(
-                        page if isinstance(page, str) else "".join(page), "utf-8", "replace"
-                    )
-                    n += 1
+        for number, (name, index) in enumerate(runs.items()):
+            prefix: Parts = ("r", name) if number else ()
+            for parts in _pages(index, prefix, ids):
+                file = _file(parts)
+                page = pages.page(parts, {}, partial(_url, len(file.parts) - 1))
+                if page is None:
+                    continue
+                path = target / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("".join(page), "utf-8", "replace")
+                n += 1
     return n
 
 
 def _pages(index: RunIndex, prefix: Parts, question_ids: Iterable[str]) -> Iterator[Parts]:
-    for page in (
-        (),
-        ("overview.csv",),
-        *((page,) for page in MENU),
-        *((f"{name}.csv",) for name in LISTS),
-    ):
-        yield (*prefix, *page)
+    yield prefix
+    for page in ("overview.csv", *MENU):
+        yield (*prefix, page)
+    for name in LISTS:
+        yield (*prefix, f"{name}.csv")
+    sql = "SELECT DISTINCT state_id FROM groups WHERE question_id = ?"
     for question_id in question_ids:
         yield (*prefix, "q", question_id)
-        for [state_id] in index.read(
-            "SELECT DISTINCT state_id FROM groups WHERE question_id = ?", (question_id,)
-        ):
+        for [state_id] in index.read(sql, (question_id,)):
             yield (*prefix, "q", question_id, state_id)
 
 
 def _file(parts: Parts) -> Path:
     """Return the file of a page or an asset; a long name is cut, and its digest added."""
-    names = [quote(segment(part), safe=" ") for part in parts]
-    names = [
-        n if len(n) <= _LONGEST_NAME else f"{n[:60]}-{sha256(n.encode()).hexdigest()[:16]}"
-        for n in names
-    ]
-    is_page = parts[:1] != ("assets",) and (
-        "q" in parts[:3:2] or not "".join(parts[-1:]).endswith(".csv")
-    )
-    return Path(*names, "index.html") if is_page else Path(*names)
+    names: list[str] = []
+    for part in parts:
+        name = quote(segment(part), safe=" ")
+        if len(name) > _LONGEST_NAME:
+            name = f"{name[:60]}-{sha256(name.encode()).hexdigest()[:16]}"
+        names.append(name)
+    is_asset = parts[:1] == ("assets",)
+    is_csv = "q" not in parts[:3:2] and "".join(parts[-1:]).endswith(".csv")
+    if is_asset or is_csv:
+        return Path(*names)
+    return Path(*names, "index.html")
 
 
 def _url(depth: int, *parts: str, anchor: str = "", **query: Any) -> str:
     """Return the relative address of a page from a page ``depth`` directories down."""
-    return "../" * depth + quote(str(_file(parts))) + (f"#{anchor}" if anchor else "")
+    url = "../" * depth + quote(str(_file(parts)))
+    if anchor:
+        url += f"#{anchor}"
+    return url

@@ -1,4 +1,4 @@
-"""The tree of a question: the states on its path, the samples at each, and the samples that continued."""
+"""The tree of a question: states on its path, samples at each, and samples that continued."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from leret.core.types import Sample
@@ -20,7 +20,10 @@ Ranks = Mapping[str, int | None]
 
 @dataclass
 class Card:
-    """Samples of a group with the same completion, ranking and reward; ``beats`` are numbers of other cards."""
+    """Samples of a group with the same completion, ranking and reward.
+
+    ``beats`` are numbers of other cards.
+    """
 
     samples: list[Sample]
     ranks: Ranks
@@ -29,22 +32,26 @@ class Card:
 
     @property
     def query(self) -> str:
-        """The output with "query" in its name, or all outputs; the completion if it does not parse."""
-        outputs = dict(self.samples[0].outputs)
-        queries = [
-            text
-            for name, text in outputs.items()
-            if "query" in name.lower() and isinstance(text, str)
-        ]
-        lines = queries[:1] or [
-            f"{name}: {text}" if len(outputs) > 1 else str(text) for name, text in outputs.items()
-        ]
+        """The output with "query" in its name, or all outputs.
+
+        The completion if it does not parse.
+        """
+        outputs = self.samples[0].outputs
+        lines: list[str] = []
+        for name, text in outputs.items():
+            if "query" in name.lower() and isinstance(text, str):
+                lines = [text]
+                break
+            lines.append(f"{name}: {text}" if len(outputs) > 1 else str(text))
         return "\n".join(lines) or self.samples[0].completion or ""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of a policy at a state, best first; ``before`` is the ranking that they started from."""
+    """The samples of a policy at a state, best first.
+
+    ``before`` is the ranking that they started from.
+    """
 
     row: sqlite3.Row  # of its first sample, with `policy`, `predictor`, `outcome` and the state
     cards: Sequence[Card]
@@ -57,11 +64,15 @@ class Tree:
     """Texts, gold documents, groups and evaluated systems of a question in one run."""
 
     def __init__(self, index: RunIndex, question_id: str) -> None:
-        self._index, self.id = index, question_id
+        self._index = index
+        self.id = question_id
         self.text = index.one("SELECT text FROM questions WHERE question_id = ?", (question_id,))
         tasks = index.read("SELECT type, answers FROM facts.tasks WHERE id = ?", (question_id,))
-        self.type: str | None = tasks[0]["type"] if tasks else None
-        self.answers: list[str] = json.loads(tasks[0]["answers"]) if tasks else []
+        self.type: str | None = None
+        self.answers: list[str] = []
+        if tasks:
+            self.type = tasks[0]["type"]
+            self.answers = json.loads(tasks[0]["answers"])
         gold = index.read(
             "SELECT doc_id, in_corpus FROM facts.gold WHERE question_id = ?", (question_id,)
         )
@@ -69,30 +80,39 @@ class Tree:
         self.documents: dict[str, sqlite3.Row] = {}
 
     def policies(self) -> list[sqlite3.Row]:
-        """Return digest and name of the policies with samples of the question, in order of sampling."""
-        sql = "SELECT DISTINCT digest, name FROM policies JOIN groups ON policy_digest = digest AND question_id = ?"
+        """Return digest and name of the question's policies, in order of sampling."""
+        sql = (
+            "SELECT DISTINCT digest, name FROM policies JOIN groups ON policy_digest = digest AND "
+            "question_id = ?"
+        )
         return self._index.read(f"{sql} ORDER BY place", (self.id,))
 
     def groups(self, digest: str | None = None, state_id: str | None = None) -> list[Group]:
-        """Return the groups of a policy (default: all) at a state (default: all), by policy and step."""
+        """Return the groups of a policy at a state (default: all), by policy and step."""
         sql = (
-            "SELECT s.*, t.predictor, t.messages, p.name AS policy_name, v.chosen, v.outcome, b.doc_ids AS before "
-            "FROM policies p CROSS JOIN run.samples s ON s.policy_digest = p.digest AND s.question_id = :q "
-            "JOIN run.states t ON (t.id, t.question_id) = (s.state_id, s.question_id) "
-            "LEFT JOIN run.visits v ON (v.question_id, v.step, v.policy_digest) = "
-            "(s.question_id, s.step, s.policy_digest) LEFT JOIN run.samples b ON b.id = v.parent "
-            "WHERE ifnull(:digest, s.policy_digest) = s.policy_digest AND ifnull(:state, s.state_id) = s.state_id "
-            "ORDER BY p.place, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
+            "SELECT s.*, t.predictor, t.messages, p.name AS policy_name, v.chosen, v.outcome, "
+            "b.doc_ids AS before FROM policies p CROSS JOIN run.samples s ON s.policy_digest = "
+            "p.digest AND s.question_id = :q JOIN run.states t ON (t.id, t.question_id) = "
+            "(s.state_id, s.question_id) LEFT JOIN run.visits v ON (v.question_id, v.step, "
+            "v.policy_digest) = (s.question_id, s.step, s.policy_digest) LEFT JOIN run.samples b "
+            "ON b.id = v.parent WHERE ifnull(:digest, s.policy_digest) = s.policy_digest AND "
+            "ifnull(:state, s.state_id) = s.state_id ORDER BY p.place, s.step, s.state_id, "
+            "length(s.prompt), s.prompt, s.n"
         )
         rows = self._index.read(sql, {"q": self.id, "digest": digest, "state": state_id})
-        self._add_documents(
-            json.loads(row[name] or "[]") for row in rows for name in ("doc_ids", "before")
-        )
+        rankings: list[list[str]] = []
+        for row in rows:
+            rankings.append(json.loads(row["doc_ids"] or "[]"))
+            rankings.append(json.loads(row["before"] or "[]"))
+        self._add_documents(rankings)
         groups = groupby(rows, lambda row: (row["policy_digest"], row["step"], row["state_id"]))
         return [self._group(list(members)) for _, members in groups]
 
     def paths(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the steps of each policy's sampled path, and the hops of each evaluated system, with gold ranks."""
+        """Return the steps of each policy's sampled path, and the hops of each evaluated system.
+
+        Both have the ranks of the gold documents.
+        """
         paths: dict[str, list[dict[str, Any]]] = {}
         for group in self.groups():
             card = next((card for card in group.cards if card.is_chosen), group.cards[0])
@@ -104,25 +124,30 @@ class Tree:
         )
         self._add_documents(json.loads(row["doc_ids"]) for row in rows)
         for row in rows:
-            paths.setdefault(row["system"], []).append(
-                {**row, "ranks": self._ranks(json.loads(row["doc_ids"]))}
-            )
+            step = {**row, "ranks": self._ranks(json.loads(row["doc_ids"]))}
+            paths.setdefault(row["system"], []).append(step)
         return paths
 
     def title(self, doc_id: str) -> str:
-        return (self.documents[doc_id]["title"] if doc_id in self.documents else None) or doc_id
+        return self._value(doc_id, "title") or doc_id
 
     def is_gold(self, doc_id: str) -> bool:
         return self._parent(doc_id) in self.gold
 
     def _parent(self, doc_id: str) -> str:
-        return (self.documents[doc_id]["parent"] if doc_id in self.documents else None) or doc_id
+        return self._value(doc_id, "parent") or doc_id
+
+    def _value(self, doc_id: str, column: str) -> str | None:
+        document = self.documents.get(doc_id)
+        if document is None:
+            return None
+        value: str | None = document[column]
+        return value
 
     def _ranks(self, doc_ids: Sequence[str]) -> Ranks:
-        ranks = {
-            self._parent(doc_id): rank
-            for rank, doc_id in reversed(list(enumerate(doc_ids, start=1)))
-        }
+        ranks: dict[str, int] = {}
+        for rank, doc_id in enumerate(doc_ids, start=1):
+            ranks.setdefault(self._parent(doc_id), rank)
         return {doc_id: ranks.get(doc_id) for doc_id in self.gold}
 
     def _group(self, rows: Sequence[sqlite3.Row]) -> Group:
@@ -135,9 +160,10 @@ class Tree:
             card.is_chosen |= sample.id == row["chosen"]
         ordered = sorted(cards.values(), key=lambda card: -(card.samples[0].reward or 0.0))
         ordered.sort(key=lambda card: card.samples[0].reward is None)
-        numbers = {
-            sample.id: n for n, card in enumerate(ordered, start=1) for sample in card.samples
-        }
+        numbers: dict[str, int] = {}
+        for n, card in enumerate(ordered, start=1):
+            for sample in card.samples:
+                numbers[sample.id] = n
         sql = (
             "SELECT chosen_id, rejected_id FROM facts.pairs WHERE question_id = ? AND state_id = ?"
         )
@@ -148,23 +174,30 @@ class Tree:
         return Group(rows[0], ordered, before, self._ranks(before), json.loads(rows[0]["messages"]))
 
     def _add_documents(self, rankings: Iterable[Sequence[str]]) -> None:
-        new = {
-            *self.gold,
-            *(doc_id for ranking in rankings for doc_id in ranking),
-        } - self.documents.keys()
+        doc_ids = {*self.gold, *chain.from_iterable(rankings)}
+        new = doc_ids - self.documents.keys()
         sql = "SELECT * FROM facts.documents WHERE doc_id IN (SELECT value FROM json_each(?))"
         for row in self._index.read(sql, (json.dumps(sorted(new)),)):
             self.documents[row["doc_id"]] = row
 
 
 def word_difference(before: str, after: str) -> list[tuple[str, str]]:
-    """Return (change, text) parts that turn ``before`` into ``after``; changes are equal, delete and insert.
+    """Return (change, text) parts that turn ``before`` into ``after``.
+
+    Changes are equal, delete and insert.
 
     >>> word_difference("a red car", "a blue car")
     [('equal', 'a'), ('delete', 'red'), ('insert', 'blue'), ('equal', 'car')]
     """
-    old, new, parts = before.split(), after.split(), list[tuple[str, str]]()
+    old = before.split()
+    new = after.split()
+    parts: list[tuple[str, str]] = []
     for change, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        removed = [] if change == "equal" else [("delete", " ".join(old[i:j]))]
-        parts += [*removed, ("equal" if change == "equal" else "insert", " ".join(new[k:m]))]
-    return [part for part in parts if part[1]]
+        if change == "equal":
+            parts.append(("equal", " ".join(new[k:m])))
+            continue
+        if i < j:
+            parts.append(("delete", " ".join(old[i:j])))
+        if k < m:
+            parts.append(("insert", " ".join(new[k:m])))
+    return parts

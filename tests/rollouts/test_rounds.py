@@ -47,7 +47,7 @@ def test_a_round_is_every_state_of_its_programs(begun, environment, policy):
     tasks = training_tasks(environment, RECIPE)
     found = made.sample(tasks[:3], 0)
     assert len(found.sequences) == len(found.rewards) == len(found.predictors) == 3 * 2 * 4
-    assert 6 <= found.facts["num_searches"] <= 24
+    assert 6 <= found.metrics["num_searches"] <= 24
     assert found.groups.tolist() == [place // 4 for place in range(24)]
     prompts = [tuple(prompt) for prompt, _ in found.sequences]
     assert all(len(set(prompts[i : i + 4])) == 1 for i in range(0, 24, 4))
@@ -82,8 +82,8 @@ def test_a_question_group_is_whole_rollouts_with_the_outcome_at_every_turn(begun
         assert one == other
     assert len({tuple(prompt) for prompt, _ in found.sequences[:4]}) == 1, "first turns are adjacent"
     assert len(set(found.rewards.tolist())) > 2
-    assert found.facts["num_completions"] == found.facts["num_samples"] == 24
-    assert found.facts["num_completion_tokens"] == sum(len(completion) for _, completion in found.sequences)
+    assert found.metrics["num_completions"] == found.metrics["num_samples"] == 24
+    assert found.metrics["num_completion_tokens"] == sum(len(completion) for _, completion in found.sequences)
     again = made.sample(tasks, 0)
     assert (again.sequences, again.rewards.tolist()) == (found.sequences, found.rewards.tolist())
 
@@ -91,8 +91,8 @@ def test_a_question_group_is_whole_rollouts_with_the_outcome_at_every_turn(begun
 def test_continuations_count_as_completions_too(begun, environment, policy):
     tasks = training_tasks(environment, RECIPE)[:3]
     step, final = (sampler(begun, environment, policy, credit=credit).sample(tasks, 0) for credit in ("step", "final"))
-    assert step.facts["num_completions"] == step.facts["num_samples"] == final.facts["num_samples"] == 24
-    assert 24 < final.facts["num_completions"] <= 24 + 3 * 4  # first steps run on, equal ones once
+    assert step.metrics["num_completions"] == step.metrics["num_samples"] == final.metrics["num_samples"] == 24
+    assert 24 < final.metrics["num_completions"] <= 24 + 3 * 4  # first steps run on, equal ones once
 
 
 def state_with(*rewards):
@@ -245,4 +245,4 @@ def test_a_training_may_have_a_reward_of_its_own(begun, environment, policy):
     tasks = training_tasks(environment, changed(RECIPE, **keys))[:2]
     found = sampler(begun, environment, policy, **keys).sample(tasks, 0)
     assert found.parts.shape == (16, 2)
-    assert {"rewards/recall/mean", "rewards/steps/mean"} <= set(found.facts)
+    assert {"rewards/recall/mean", "rewards/steps/mean"} <= set(found.metrics)

@@ -107,8 +107,8 @@ class RoundLoop(StepLoop):
     def _round(self) -> dict[str, float]:
         number, learner = self.state.global_step, self.learner
         sampled = from_main(lambda: self._sample(number))
-        self.examples += int(sampled.facts["num_samples"])
-        figures = {"learning_rate": learner.learning_rate, **sampled.facts}
+        self.examples += int(sampled.metrics["num_samples"])
+        figures = {"learning_rate": learner.learning_rate, **sampled.metrics}
         return figures | (learner.learn(sampled, number) if sampled.sequences else {})
 
     def _sample(self, number: int) -> Sampled:

@@ -187,8 +187,8 @@ class WriterLearner:
         if self.objective.penalty == "reward":
             entry |= {"objective/kl": kl, "objective/scores": entry["reward"]}
             entry["objective/rlhf_reward"] = entry["reward"] - beta * kl
-            if "entropy" in sampled.facts:
-                entry["policy/entropy"] = sampled.facts["entropy"]
+            if "entropy" in sampled.metrics:
+                entry["policy/entropy"] = sampled.metrics["entropy"]
         return entry
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:

@@ -34,7 +34,7 @@ def test_a_pick_is_worth_the_mean_of_its_replies(loop):
     picks, replies = sampled.of(["pick"]), sampled.of(["reply"])
     assert len(picks.sequences) == 4 * 3
     n_distinct = len({(int(group), name) for group, (_, name) in zip(picks.groups, picks.sequences, strict=True)})
-    assert len(replies.sequences) == 2 * n_distinct == sampled.facts["num_samples"]
+    assert len(replies.sequences) == 2 * n_distinct == sampled.metrics["num_samples"]
     means = replies.rewards.reshape(-1, 2).mean(1)
     firsts = list(dict.fromkeys((int(g), name) for g, (_, name) in zip(picks.groups, picks.sequences, strict=True)))
     worth = dict(zip(firsts, means.tolist(), strict=True))
