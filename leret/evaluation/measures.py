@@ -13,7 +13,7 @@ from leret.core.types import STOP, Document, Hop, LMCall, Outcome, Rollout, Task
 from leret.datasets.corpus import find
 from leret.evaluation.results import ScoredHop
 from leret.retrieval.engines.bm25 import fold_accents
-from leret.rewards import Scoring, scoring
+from leret.rewards import Part, Scoring, scoring
 from leret.rewards.answers import ANSWERS, answer_texts
 from leret.rewards.corpus import CORPUS, CorpusMeasure
 from leret.rewards.ranking import recall
@@ -66,7 +66,7 @@ def scorings(measures: Measures, key: str = "measures") -> dict[str, Scoring]:
 
 def corpus_measures(measures: Measures) -> dict[str, tuple[CorpusMeasure, str | None]]:
     """Return the measures of all answers together by name, each with the field that it reads."""
-    parts = {}
+    parts: dict[str, Part] = {}
     for function in scorings(measures).values():
         parts.update(function.parts)
     corpus = {}
@@ -149,17 +149,19 @@ class Scorer:
         """Return the row of a hop; ``steps`` are those since the hop before."""
         task = self.tasks[rollout.task_id]
         n_steps = len(rollout.steps) if is_last else hop.n_steps
-        text, outputs = None, None
+        text = ""
+        outputs: Mapping[str, Any] = {}
         if n_steps:
-            text = rollout.steps[n_steps - 1].completion
-            outputs = rollout.steps[n_steps - 1].outputs
-        completion, value = None, None
+            text = rollout.steps[n_steps - 1].completion or ""
+            outputs = rollout.steps[n_steps - 1].outputs or {}
+        completion: str | None = None
+        value: float | None = None
         if hop.n_steps:
             completion = rollout.steps[hop.n_steps - 1].completion
             value = rollout.steps[hop.n_steps - 1].value
         prediction = rollout.prediction if is_last else None
         unparsed = rollout.unparsed and is_last
-        outcome = Outcome(task, text or "", outputs or {}, hop.ranking, prediction, n_steps)
+        outcome = Outcome(task, text, outputs, hop.ranking, prediction, n_steps)
         return ScoredHop(
             question_id=task.id,
             type=task.type,

@@ -174,7 +174,7 @@ class Evaluator:
     def _ask(
         self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults
     ) -> None:
-        runs = []
+        runs: list[tuple[Task, int]] = []
         for index, tasks in todo.items():
             runs += [(task, index) for task in tasks]
         n_before = len(results.runs())

@@ -114,8 +114,10 @@ def _assignments(n_questions: int, resamples: int, seed: int) -> Iterator[NDArra
 
 def _share(n_as_large: Array, n_questions: int, resamples: int) -> Array:
     if 2**n_questions <= resamples:
-        return n_as_large / 2**n_questions
-    return (n_as_large + 1) / (resamples + 1)
+        exact: Array = n_as_large / 2**n_questions
+        return exact
+    estimate: Array = (n_as_large + 1) / (resamples + 1)
+    return estimate
 
 
 def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> list[float | None]:

@@ -158,9 +158,9 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         raw_recall = rows[RAW].get("recall") or 0.0
         if raw_recall > (rows[focus].get("recall") or 0.0):
             baseline = RAW
-    measures = _CARDS
+    measures: Sequence[str] = _CARDS
     if "recall" not in summary["measures"]:
-        measures = tuple(main_measures(summary["measures"])[:4])
+        measures = main_measures(summary["measures"])[:4]
     compared = {(pair["a"], pair["b"], pair["measure"]): pair for pair in summary["comparisons"]}
     cards = []
     for measure in measures:
