@@ -126,9 +126,9 @@ REWARDS: dict[str, Reward] = {
 }
 """Rewards by name in recipes, samples, summaries and reports."""
 
-_RESERVED = frozenset(
-    {"final", "step", "return", "sampled", "q", "logp"}
-)  # names of other fields of a sample
+_RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})
+"""Names of other fields of a sample."""
+
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
@@ -245,9 +245,8 @@ class Scoring:
 
     parts: Mapping[str, Part]
     mixer: str = "weights"
-    unparsed_reward: float | None = (
-        None  # reward if the completion does not parse; None drops the sample
-    )
+    unparsed_reward: float | None = None
+    """Reward if the completion does not parse; None drops the sample."""
 
     @property
     def needs_group(self) -> bool:

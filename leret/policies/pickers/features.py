@@ -22,17 +22,21 @@ Numbers = tuple[Sequence[str], NDArray[np.float32]]
 
 def mentions(choice: Choice) -> Numbers:
     """Return candidates' ``data`` (see `leret.programs.mentions`), the step, and overlap with earlier picks."""
-    names = sorted({name for one in choice.candidates for name in one.data})
+    names: set[str] = set()
+    for candidate in choice.candidates:
+        names.update(candidate.data)
+    columns = sorted(names)
+    used: set[str] = set()
+    for candidate in choice.picked:
+        used.update(candidate.text.lower().split())
     step = float(len(choice.picked))
-    used = {word for one in choice.picked for word in one.text.lower().split()}
     rows = []
-    for one in choice.candidates:
-        words = set(one.text.lower().split())
+    for candidate in choice.candidates:
+        words = set(candidate.text.lower().split())
         again = len(words & used) / len(words) if words else 0.0
-        rows.append(
-            [*[one.data.get(name, 0.0) for name in names], step, again, float(0 < again < 1)]
-        )
-    return (*names, "step", "again", "partly_again"), np.array(rows, np.float32)
+        row = [candidate.data.get(name, 0.0) for name in columns]
+        rows.append([*row, step, again, float(0 < again < 1)])
+    return (*columns, "step", "again", "partly_again"), np.array(rows, np.float32)
 
 
 FEATURES: dict[str, Callable[[Choice], Numbers]] = {"mentions": mentions}
@@ -71,26 +75,31 @@ class FeatureQ:
     module: FeatureNetwork
 
     def __init__(self, settings: FeaturesSettings) -> None:
-        self._settings, self._names = settings, list[str]()
-        self._function = FEATURES.get(settings.features) or load_function(
-            settings.features, "policy.features"
-        )
+        self._settings = settings
+        self._names: list[str] = []
+        function = FEATURES.get(settings.features)
+        self._function = function or load_function(settings.features, "policy.features")
 
     def fit(self, choices: Sequence[Choice]) -> None:
         """Create the network, and standardise each feature over these choices; constant features are only centred."""
-        self._make(
-            list(dict.fromkeys(name for choice in choices for name in self._function(choice)[0]))
-        )
+        names: dict[str, None] = {}
+        for choice in choices:
+            choice_names, _ = self._function(choice)
+            names |= dict.fromkeys(choice_names)
+        self._make(list(names))
         rows = np.concatenate([self._rows(choice) for choice in choices]).astype(np.float64)
         deviations = rows.std(axis=0)
+        scale = np.where(deviations > 1e-6, deviations, 1.0)
         self.module.mean.copy_(torch.from_numpy(rows.mean(axis=0)))
-        self.module.scale.copy_(torch.from_numpy(np.where(deviations > 1e-6, deviations, 1.0)))
+        self.module.scale.copy_(torch.from_numpy(scale))
 
     def q(
         self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
     ) -> Tensor:
         rows = np.concatenate([self._rows(choice) for choice in choices])
-        values: Tensor = self.module(torch.from_numpy(rows if only is None else rows[only]))
+        if only is not None:
+            rows = rows[only]
+        values: Tensor = self.module(torch.from_numpy(rows))
         return values
 
     def renew(self) -> None:
@@ -115,5 +124,6 @@ class FeatureQ:
         names, rows = self._function(choice)
         if list(names) == self._names:
             return rows
-        columns, none = dict(zip(names, rows.T, strict=True)), np.zeros(len(rows), np.float32)
-        return np.stack([columns.get(name, none) for name in self._names], axis=1)
+        columns = dict(zip(names, rows.T, strict=True))
+        missing = np.zeros(len(rows), np.float32)
+        return np.stack([columns.get(name, missing) for name in self._names], axis=1)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -74,7 +74,9 @@ class Picker(SharedInstance):
     def __init__(
         self, settings: PickerSettings, function: QFunction, name: str, digest: str
     ) -> None:
-        self.settings, self.name, self.digest = settings, name, digest
+        self.settings = settings
+        self.name = name
+        self.digest = digest
         self._function = function
         self._lock = threading.Lock()
         self._worker: BatchWorker[Request, list[Completion]] = BatchWorker(
@@ -108,33 +110,45 @@ class Picker(SharedInstance):
         ``twin`` returns both heads of the network instead of their mean. ``at`` gives one
         candidate's index per choice; only its Q-values are computed, (1,) or (2, 1).
         """
-        starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
-        only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]
+        sizes = [len(choice.candidates) for choice in choices]
+        only = None
+        if at is not None:
+            starts = accumulate([0, *sizes])
+            only = [start + i for start, i in zip(starts, at, strict=False)]
         values = self._fitted().q(choices, only)
-        return _split(values if twin else values.mean(0), choices if at is None else None)
+        if not twin:
+            values = values.mean(0)
+        return list(values.split(sizes if at is None else 1, dim=-1))
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
         """Return each choice's Q-values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU."""
         if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
+        parts: dict[int, list[Choice]] = {}
+        n_candidates = 0
+        for choice in choices:
+            n_candidates += len(choice.candidates)
+            parts.setdefault(n_candidates // _AT_ONCE, []).append(choice)
+        values: list[Tensor] = []
         with self._lock, torch.no_grad(), evaluation_mode(self.model):
-            sizes, values = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
-            for _, group in groupby(
-                zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE
-            ):
-                part = [choice for _, choice in group]
-                values += _split(self._function.q(part, cached=True).mean(0).cpu(), part)
-            return values
+            for part in parts.values():
+                sizes = [len(choice.candidates) for choice in part]
+                q_values = self._function.q(part, cached=True).mean(0).cpu()
+                values += q_values.split(sizes, dim=-1)
+        return values
 
     async def complete(self, request: Request) -> list[Completion]:
         self._choice(request)
-        return await asyncio.wrap_future(self._worker.submit([request])[0])
+        [future] = self._worker.submit([request])
+        return await asyncio.wrap_future(future)
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Complete requests synchronously. The batches depend only on the requests, not on timing."""
         choices = [self._choice(request) for request in requests]
-        values = self.score(choices)
-        return [self._completions(*one) for one in zip(requests, choices, values, strict=True)]
+        completions = []
+        for request, choice, values in zip(requests, choices, self.score(choices), strict=True):
+            completions.append(self._completions(request, choice, values))
+        return completions
 
     def renew(self, digest: str) -> None:
         """Set the digest of the updated weights, and clear the cache."""
@@ -180,28 +194,19 @@ class Picker(SharedInstance):
         return request.choice
 
     def _completions(self, request: Request, choice: Choice, values: Tensor) -> list[Completion]:
-        if request.temperature == 0 and self.settings.beam > 1:
-            n_picks = self.settings.budget - len(choice.picked)
-            best = plan(self.score, choice, n_picks, self.settings.beam)[0].picked[0]
-            drawn = [(choice.candidates.index(best), 0.0)] * len(request.seeds)
+        settings = self.settings
+        if request.temperature == 0 and settings.beam > 1:
+            n_picks = settings.budget - len(choice.picked)
+            best = plan(self.score, choice, n_picks, settings.beam)[0].picked[0]
+            draws = [(choice.candidates.index(best), 0.0)] * len(request.seeds)
         else:
-            drawn = draw(
-                values, request.seeds, request.temperature, self.settings.top_k, request.top_p
-            )
-        return [
-            Completion(
-                choice.candidates[i].id, "stop", 0, 0, logprobs=(logprob,), value=float(values[i])
-            )
-            for i, logprob in drawn
-        ]
-
-
-def _split(values: Tensor, choices: Sequence[Choice] | None) -> list[Tensor]:
-    return list(
-        values.split(
-            1 if choices is None else [len(choice.candidates) for choice in choices], dim=-1
-        )
-    )
+            draws = draw(values, request.seeds, request.temperature, settings.top_k, request.top_p)
+        completions = []
+        for i, logprob in draws:
+            text = choice.candidates[i].id
+            value = float(values[i])
+            completions.append(Completion(text, "stop", 0, 0, logprobs=(logprob,), value=value))
+        return completions
 
 
 def draw(
@@ -233,9 +238,11 @@ def draw(
         likeliest = weights[order] / weights.sum()
         weights[order[likeliest.cumsum() - likeliest >= top_p]] = 0
     weights /= weights.sum()
-    noise = exponentials(step_keys(seeds, 1)[:, 0], len(values)).numpy()
-    places = (weights / noise).argmax(axis=1)
-    return list(zip(places.tolist(), np.log(weights[places]).tolist(), strict=True))
+    keys = step_keys(seeds, 1)[:, 0]
+    noise = exponentials(keys, len(values)).numpy()
+    indices = (weights / noise).argmax(axis=1)
+    logprobs = np.log(weights[indices])
+    return list(zip(indices.tolist(), logprobs.tolist(), strict=True))
 
 
 class Picks(NamedTuple):
@@ -246,8 +253,15 @@ class Picks(NamedTuple):
 
     @property
     def value(self) -> float:
-        """Mean of the Q-values; unlike their sum, it can be compared between sequences of different lengths."""
+        """Mean of the Q-values: unlike a sum, comparable between sequences of different lengths."""
         return sum(self.q_values) / max(1, len(self.q_values))
+
+    @property
+    def stopped(self) -> bool:
+        return self.picked[-1:] == (STOP,)
+
+    def plus(self, candidate: Candidate, q_value: float) -> Picks:
+        return Picks((*self.picked, candidate), (*self.q_values, q_value))
 
 
 def plan(
@@ -260,36 +274,40 @@ def plan(
     """
     beam = [Picks()]
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):
-        grown = [one for one in beam if one.picked[-1:] == (STOP,)]
-        going = [one for one in beam if one.picked[-1:] != (STOP,)]
-        choices = [_after(choice, one.picked) for one in going]
-        for before, after, values in zip(going, choices, score(choices), strict=True):
-            best, places = (
-                part[:width].tolist() for part in values.sort(descending=True, stable=True)
-            )
-            for value, i in zip(best, places, strict=True):
-                grown.append(
-                    Picks((*before.picked, after.candidates[i]), (*before.q_values, value))
-                )
-        grown.sort(key=lambda one: one.value)
-        distinct = {frozenset(pick.id for pick in one.picked): one for one in grown}.values()
-        beam = sorted(distinct, key=lambda one: -one.value)[:width]
+        grown = [picks for picks in beam if picks.stopped]
+        going = [picks for picks in beam if not picks.stopped]
+        choices = [_after(choice, picks.picked) for picks in going]
+        for picks, after, q_values in zip(going, choices, score(choices), strict=True):
+            best, indices = q_values.sort(descending=True, stable=True)
+            for q_value, i in zip(best[:width].tolist(), indices[:width].tolist(), strict=True):
+                grown.append(picks.plus(after.candidates[i], q_value))
+        grown.sort(key=lambda picks: picks.value)
+        distinct: dict[frozenset[str], Picks] = {}
+        for picks in grown:
+            distinct[frozenset(pick.id for pick in picks.picked)] = picks
+        beam = sorted(distinct.values(), key=lambda picks: -picks.value)[:width]
     return beam
 
 
 def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
-    gone = {one.id for one in picked}
-    left = [one for one in choice.candidates if one.id not in gone] if picked else choice.candidates
+    if not picked:
+        return choice
+    picked_ids = {candidate.id for candidate in picked}
+    left = [candidate for candidate in choice.candidates if candidate.id not in picked_ids]
     return replace(choice, candidates=left, picked=(*choice.picked, *picked))
 
 
 def open_picker(settings: PickerSettings) -> Picker:
     """Open a picker from its settings: saved, with pretrained encoders, or from scratch."""
-    (saved, record), directory = read_picker(settings), Path(settings.model)
+    saved, record = read_picker(settings)
+    directory = Path(settings.model)
+    make = Q_FUNCTIONS[settings.kind]
     if record is None:
-        name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
-        return Picker(saved, Q_FUNCTIONS[settings.kind](saved), name, picker_digest(settings))
-    function = Q_FUNCTIONS[settings.kind](saved.model_copy(update={"model": "scratch"}))
+        name = settings.kind
+        if settings.model != "scratch":
+            name = f"{name} {directory.name}"
+        return Picker(saved, make(saved), name, picker_digest(settings))
+    function = make(saved.model_copy(update={"model": "scratch"}))
     function.load(directory, record)
     check_finite(function.module, directory)
     return Picker(saved, function, directory.resolve().name, picker_digest(settings))
