@@ -1,9 +1,10 @@
 """Rewards: plain functions for sampling, the prompt bank, training and evaluation.
 
-A reward maps an `Outcome` to a real number, or to None if the reward does not apply (``recall`` for a task without gold
-documents, for example). A recipe sets the function's other parameters. A parameter ``k`` can also be set in the name:
-``recall@5`` is ``recall`` with ``k=5``. Name your own function as ``module:function`` or ``file.py:function``.
-leret imports the module or runs the file, so use only code you trust.
+A reward maps an `Outcome` to a real number, or to None if the reward does not apply (``recall`` for
+a task without gold documents, for example). A recipe sets the function's other parameters. A
+parameter ``k`` can also be set in the name: ``recall@5`` is ``recall`` with ``k=5``. Name your own
+function as ``module:function`` or ``file.py:function``. leret imports the module or runs the file,
+so use only code you trust.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _TIERS = (
 def format(outcome: Outcome, think: bool = False) -> float:
     """Return 1 if the completion parses into fields, else 0.
 
-    With ``think``, the completion must also be one ``<think>...</think>`` followed by text. If a parse error ends the
-    program, the sample gets the recipe's ``unparsed_reward`` instead of 0.
+    With ``think``, the completion must also be one ``<think>...</think>`` followed by text. If a
+    parse error ends the program, the sample gets the recipe's ``unparsed_reward`` instead of 0.
     """
     if not outcome.outputs:
         return 0.0
@@ -72,10 +73,12 @@ def steps(outcome: Outcome) -> float:
 
 
 def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
-    """Return a reward by recall: 5 for .7 or more, 4 for .5, 3 for .4, 1 for .3, .5 for .1, .1 for .05, else -3.5.
+    """Return a reward by tiers of recall.
 
-    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For the paper's format rewards (+1, -4), use
-    the part `format` and the recipe's ``unparsed_reward``.
+    5 for .7 or more, 4 for .5, 3 for .4, 1 for .3, .5 for .1, .1 for .05, else -3.5.
+
+    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For the paper's format
+    rewards (+1, -4), use the part `format` and the recipe's ``unparsed_reward``.
     """
     recall = REWARDS["recall"](outcome, k)
     if recall is None:
@@ -89,9 +92,10 @@ def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
 def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
     """Return recall with partial credit for gold documents ranked too low to be retrieved.
 
-    A gold document at rank ``r`` among a query's new documents counts ``1 / (1 + log2(1 + r))`` (at most .5), or 0
-    below rank ``depth``. Samples with equal recall thus differ in reward. Only sampling and training search to
-    ``depth``; in evaluation, and at the program's end, the reward is plain recall.
+    A gold document at rank ``r`` among a query's new documents counts ``1 / (1 + log2(1 + r))`` (at
+    most .5), or 0 below rank ``depth``. Samples with equal recall thus differ in reward. Only
+    sampling and training search to ``depth``; in evaluation, and at the program's end, the reward
+    is plain recall.
     """
     task = outcome.task
     gold = set(task.gold)
@@ -155,7 +159,10 @@ class Part:
 
     @cached_property
     def bound(self) -> Reward:
-        """Function with its settings applied. ConfigError if the function cannot be loaded or a setting is unknown."""
+        """Function with its settings applied.
+
+        ConfigError if the function cannot be loaded or a setting is unknown.
+        """
         if not isinstance(self.function, str):
             return self.function
         settings = dict(self.arguments)
@@ -204,14 +211,17 @@ class Part:
 
     @property
     def depth(self) -> int:
-        """Depth that `Outcome.deep` must have: the parameter ``depth``, or 0 if the function has no such parameter."""
+        """Depth that `Outcome.deep` must have: the parameter ``depth``, or 0 if there is none."""
         parameter = inspect.signature(self.bound).parameters.get("depth")
         if parameter is None or not isinstance(parameter.default, int):
             return 0
         return parameter.default
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """Return the value; None if the part does not apply. ConfigError if it fails or the value is not finite."""
+        """Return the value; None if the part does not apply.
+
+        ConfigError if it fails or the value is not finite.
+        """
         function = self.bound
         question = f"question {outcome.task.id}"
         try:
@@ -231,7 +241,10 @@ class Part:
         return number
 
     def applies(self, task: Task) -> bool:
-        """Return whether the task has the labels that the function needs. A user's function may need any label."""
+        """Return whether the task has the labels that the function needs.
+
+        A user's function may need any label.
+        """
         if self.source is not None:
             return True
         if self.function == likelihood.NAME:
@@ -241,7 +254,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Scoring:
-    """A reward: parts, and a mixer that combines the parts. Call it to get the reward of a single outcome."""
+    """A reward: parts, and a mixer that combines the parts.
+
+    Call it to get the reward of a single outcome.
+    """
 
     parts: Mapping[str, Part]
     mixer: str = "weights"
@@ -281,7 +297,10 @@ class Scoring:
         return any(part.applies(task) for part in self.parts.values())
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        """Return one reward per sample of a group, from the parts' values; None if no part applies to it."""
+        """Return one reward per sample of a group, from the parts' values.
+
+        None if no part applies to it.
+        """
         if any(part.factor for part in self.parts.values()):
             return self._mix_with_factors(group)
         if len(self.parts) == 1 and self.mixer == "weights":
@@ -318,7 +337,10 @@ class Scoring:
         return rewards
 
     def alone(self, values: Mapping[str, float]) -> float | None:
-        """Return the reward of a single outcome from its parts' values. The weighted sum replaces a group mixer."""
+        """Return the reward of a single outcome from its parts' values.
+
+        The weighted sum replaces a group mixer.
+        """
         if self.needs_group:
             return Scoring(self.parts).alone(values)
         return self.mix([values])[0]
@@ -335,9 +357,10 @@ def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]
 
 
 def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring:
-    """Parse a reward from a name, a recipe's section, or a function (which becomes a part named ``key``).
+    """Parse a reward from a name, a recipe's section, or a function.
 
-    ConfigError lists all unknown names and settings, each with its key in the recipe.
+    A function becomes a part named ``key``. ConfigError lists all unknown names and settings, each
+    with its key in the recipe.
     """
     parts = _parts(spec, key)
     problems = _faults(spec, key, parts)

@@ -1,11 +1,15 @@
-"""Rewards that compare a program's answer with the task's reference answers. All are at most 1; higher is better.
+"""Rewards that compare a program's answer with the task's reference answers. All are at most 1.
 
-The answer is the prediction's field ``answer`` (or ``field`` in the recipe), or else the prediction's only string.
-With several references, the best match counts. The value is None if the task has no reference answers or the program
-has not ended, and 0 if the program ended without an answer.
+Higher is better.
 
-`em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA: lower case, no
-punctuation, no articles, single spaces. `parlai_f1` normalises like ParlAI (ConvAI2): punctuation becomes a space.
+The answer is the prediction's field ``answer`` (or ``field`` in the recipe), or else the
+prediction's only string. With several references, the best match counts. The value is None if the
+task has no reference answers or the program has not ended, and 0 if the program ended without an
+answer.
+
+`em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA:
+lower case, no punctuation, no articles, single spaces. `parlai_f1` normalises like ParlAI
+(ConvAI2): punctuation becomes a space.
 """
 
 from __future__ import annotations
@@ -52,13 +56,14 @@ def _words(text: str, table: Mapping[int, Any]) -> list[str]:
 
 
 def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
-    """Return the harmonic mean of precision and recall of the answer's words, counting repeated words.
+    """Return the harmonic mean of precision and recall of words, counting repeated words.
 
     >>> round(token_f1("the film Ed Wood", "Ed Wood"), 2)
     0.8
 
-    With ``yes_no``, the answers yes, no and noanswer must match exactly, as in the scripts of HotpotQA and
-    2WikiMultihopQA; SQuAD and MuSiQue have no such rule. An empty text only matches an empty text (SQuAD 2.0, MuSiQue).
+    With ``yes_no``, the answers yes, no and noanswer must match exactly, as in the scripts of
+    HotpotQA and 2WikiMultihopQA; SQuAD and MuSiQue have no such rule. An empty text only matches an
+    empty text (SQuAD 2.0, MuSiQue).
     """
     answer = normalised(answer)
     reference = normalised(reference)
@@ -86,7 +91,7 @@ def parlai_token_f1(answer: str, reference: str) -> float:
 
 
 def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
-    """Return the program's answer: None before the program's end, empty if it ended without an answer."""
+    """Return the program's answer: None before the end, empty if it ended without an answer."""
     prediction: Any = outcome.prediction
     if prediction is None or isinstance(prediction, str):
         return prediction
@@ -101,7 +106,9 @@ def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
 
 
 def answer_texts(prediction: Any) -> str | dict[str, str] | None:
-    """Return the texts in a program's return value, by field, or its text if it is one; answers are read from these.
+    """Return the texts in a program's return value, by field, or its text if it is one.
+
+    Answers are read from these.
 
     None if there are none, because the program has not ended or only returned documents.
     """
@@ -146,7 +153,7 @@ def parlai_f1(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if the answer has the same words as a reference in the same order, ignoring case and commas, else 0."""
+    """Return 1 if the answer has a reference's words in order, ignoring case and commas, else 0."""
     words = re.compile(r"\w+").findall
 
     def compare(answer: str, reference: str) -> float:
@@ -156,9 +163,12 @@ def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def verdict(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if the first verdict in the answer is the reference's, else 0; None if no reference is a verdict.
+    """Return 1 if the first verdict in the answer is the reference's, else 0.
 
-    The verdicts are HoVer's two. The labels of FEVER and SciFact, and true, false, yes and no, count as one of them.
+    None if no reference is a verdict.
+
+    The verdicts are HoVer's two. The labels of FEVER and SciFact, and true, false, yes and no,
+    count as one of them.
     """
     answer = answer_of(outcome, field)
     if answer is None:
@@ -180,7 +190,10 @@ def _plain(text: str) -> str:
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
-    """Return the reward function for F of ``rouge1``, ``rouge2`` or ``rougeL``; its setting ``stem`` compares stems."""
+    """Return the reward function for F of ``rouge1``, ``rouge2`` or ``rougeL``.
+
+    Its setting ``stem`` compares stems.
+    """
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
         def compare(answer: str, reference: str) -> float:
@@ -193,7 +206,7 @@ def rouge(kind: str) -> Callable[..., float | None]:
 
 
 def bleu(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return sacrebleu's smoothed sentence BLEU against all references together, scaled to [0, 1]."""
+    """Return sacrebleu's smoothed sentence BLEU against all references, scaled to [0, 1]."""
 
     def score(answer: str, references: Sequence[str]) -> float:
         library = import_optional("sacrebleu", "sacrebleu", "answers")
@@ -206,8 +219,8 @@ def bleu(outcome: Outcome, field: str | None = None) -> float | None:
 def similarity(outcome: Outcome, model: str, field: str | None = None) -> float | None:
     """Return the cosine similarity of the answer's embedding to the nearest reference's.
 
-    ``model`` is a sentence-transformers directory, a name on the Hugging Face Hub, or `leret.core.bundled.MINILM`. It
-    runs on the CPU.
+    ``model`` is a sentence-transformers directory, a name on the Hugging Face Hub, or
+    `leret.core.bundled.MINILM`. It runs on the CPU.
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
@@ -220,9 +233,10 @@ def similarity(outcome: Outcome, model: str, field: str | None = None) -> float 
 
 
 def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float | None:
-    """Return exp(-s |1 - ratio|), where ratio is the answer's length / the reference's length, in words.
+    """Return exp(-s |1 - ratio|), where ratio is answer / reference length, in words.
 
-    If ratio < 1, 2s replaces s. With several references, the maximum counts. Source: LAPDOG's length penalty.
+    If ratio < 1, 2s replaces s. With several references, the maximum counts. Source: LAPDOG's
+    length penalty.
     """
 
     def compare(answer: str, reference: str) -> float:
@@ -237,7 +251,7 @@ def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float 
 
 
 def length_ratio(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return the answer's number of words divided by that of the reference with the closest length."""
+    """Return the answer's number of words divided by the closest number of a reference."""
 
     def score(answer: str, references: Sequence[str]) -> float:
         n, n_reference = word_counts(answer, references)
@@ -247,7 +261,10 @@ def length_ratio(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def distinct(n: int) -> Callable[..., float | None]:
-    """Return a reward function: the share of different n-grams among all n-grams of an answer; 0 if it has none."""
+    """Return a reward function: the share of different n-grams among all n-grams of an answer.
+
+    0 if it has none.
+    """
 
     def value(outcome: Outcome, field: str | None = None) -> float | None:
         answer = answer_of(outcome, field)

@@ -1,10 +1,11 @@
 """Mixers: combine the parts of a group's rewards into one reward per sample.
 
-`mix` maps the parts of one state's samples, (n_samples, n_parts), to rewards, (n_samples,). NaN means: does not apply.
+`mix` maps the parts of one state's samples, (n_samples, n_parts), to rewards, (n_samples,). NaN
+means: does not apply.
 
 - A sample to which no part applies gets NaN, and does not affect other samples.
-- `weights`, `uniform` and `l2` skip NaN. The other mixers replace NaN by the part's mean over the group (which is
-  neutral), and leave out a part that is NaN for the whole group.
+- `weights`, `uniform` and `l2` skip NaN. The other mixers replace NaN by the part's mean over the
+  group (which is neutral), and leave out a part that is NaN for the whole group.
 - If all samples are equal, `std` and `pca` weight all parts equally, and `normalize_then_sum` is 0.
 """
 
@@ -44,8 +45,9 @@ def std(parts: Array, scale: Array) -> Array:
 def pca(parts: Array, scale: Array) -> Array:
     """Return the projection on the first principal component (of length 1) of the group's parts.
 
-    The component's sign is chosen so that the reward grows with the mean of the parts. If their covariance is 0, the
-    component's coordinates have a positive sum. If that sum is 0 too, the first nonzero coordinate is positive.
+    The component's sign is chosen so that the reward grows with the mean of the parts. If their
+    covariance is 0, the component's coordinates have a positive sum. If that sum is 0 too, the
+    first nonzero coordinate is positive.
     """
     weighted = parts * scale
     centred = weighted - weighted.mean(axis=0)
@@ -70,7 +72,7 @@ def l2(parts: Array, scale: Array) -> Array:
 
 
 def normalize_then_sum(parts: Array, scale: Array) -> Array:
-    """Return the weighted sum of the parts, each standardised in the group to mean 0 and standard deviation 1.
+    """Return the weighted sum of the parts, each standardised in the group.
 
     Source: GDPO (arXiv 2601.05242).
     """
@@ -89,14 +91,20 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
     "l2": l2,
     "normalize_then_sum": normalize_then_sum,
 }
-"""Mixers by name in recipes. They take the parts of the samples to which any part applies, and the weights."""
+"""Mixers by name in recipes.
+
+They take the parts of the samples to which any part applies, and the weights.
+"""
 
 GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
 """Mixers for which a sample's reward depends on the other samples of its state."""
 
 
 def mix(mixer: str, parts: Array, scale: Array) -> Array:
-    """Return one reward per sample. ``parts`` is (n_samples, n_parts); ``scale``, the weights, is (n_parts,)."""
+    """Return one reward per sample. ``parts`` is (n_samples, n_parts).
+
+    ``scale``, the weights, is (n_parts,).
+    """
     applies = ~np.isnan(parts).all(axis=1)
     rewards = np.full(len(parts), np.nan)
     if not applies.any():

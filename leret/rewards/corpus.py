@@ -1,7 +1,8 @@
 """Measures of a set of answers, from counts that are added up over the answers.
 
-`leret eval` and `leret score` report these values in place of the mean over answers. A single answer is scored by the
-reward of the same name (`leret.rewards.answers`), which is BLEU for a sentence, for example.
+`leret eval` and `leret score` report these values in place of the mean over answers. A single
+answer is scored by the reward of the same name (`leret.rewards.answers`), which is BLEU for a
+sentence, for example.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _ORDERS = 4  # n-grams of 1 to 4 words in BLEU
 class CorpusMeasure(NamedTuple):
     """``rows`` maps answers and their references to counts, (n_answers, n_counts).
 
-    ``values`` maps sums of rows, (n, n_counts), to values, (n,); NaN if undefined. ``resampled`` is False if a row
-    depends on the other answers, so that there are no bootstrap intervals.
+    ``values`` maps sums of rows, (n, n_counts), to values, (n,); NaN if undefined. ``resampled`` is
+    False if a row depends on the other answers, so that there are no bootstrap intervals.
     """
 
     rows: Rows
@@ -37,7 +38,7 @@ class CorpusMeasure(NamedTuple):
 
 
 def bleu_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
-    """Return sacrebleu's counts: correct n-grams, all n-grams (n from 1 to 4), length, and reference length."""
+    """Return sacrebleu's counts: correct and all n-grams (n from 1 to 4), and both lengths."""
     library = import_optional("sacrebleu", "sacrebleu", "answers")
     rows = []
     for answer, texts in zip(answers, references, strict=True):
@@ -65,7 +66,7 @@ def length_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def word_counts(answer: str, references: Sequence[str]) -> tuple[int, int]:
-    """Return the words of an answer, and of the reference with the closest length (the shorter one if two tie)."""
+    """Return the words of an answer, and of the closest reference (the shorter if two tie)."""
     n = len(answer.split())
     lengths = [len(reference.split()) for reference in references]
     closest = min(lengths, key=lambda length: (abs(length - n), length))
@@ -73,7 +74,7 @@ def word_counts(answer: str, references: Sequence[str]) -> tuple[int, int]:
 
 
 def distinct_rows(n: int) -> Rows:
-    """Return the function that counts an answer's n-grams that no earlier answer has, and all its n-grams."""
+    """Return the function that counts an answer's new n-grams, and all its n-grams."""
 
     def rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
         earlier: set[tuple[str, ...]] = set()

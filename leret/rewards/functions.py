@@ -19,7 +19,10 @@ def is_function(name: str) -> bool:
 
 
 def load_function(name: str, key: str = "") -> Callable[..., Any]:
-    """Run a function's module and return the function. A ConfigError begins with ``key``, the key in the recipe."""
+    """Run a function's module and return the function.
+
+    A ConfigError begins with ``key``, the key in the recipe.
+    """
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
     try:
@@ -45,7 +48,10 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
 
 
 def source_of(name: str) -> Path | None:
-    """Return the file of a function's module without running the module; None if there is no file."""
+    """Return the file of a function's module without running the module.
+
+    None if there is no file.
+    """
     where = name.rpartition(":")[0]
     if where.endswith(".py"):
         return Path(where)
@@ -59,7 +65,10 @@ def source_of(name: str) -> Path | None:
 
 
 def source_digest(name: str) -> str | None:
-    """Return the digest of a function's module and its imports (`leret.core.stages`); None if there is no file."""
+    """Return the digest of a function's module and its imports (`leret.core.stages`).
+
+    None if there is no file.
+    """
     path = source_of(name)
     if path is None:
         return None

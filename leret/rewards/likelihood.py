@@ -1,6 +1,7 @@
-"""The reward `answer_likelihood`: a reader's probability of a reference answer, given the passages found so far.
+"""The reward `answer_likelihood`: a reader's probability of a reference answer.
 
-It rewards searches by answers alone, without gold documents, at every step of a program.
+The reader gets the passages found so far. It rewards searches by answers alone, without gold
+documents, at every step of a program.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ def answer_likelihood(
 ) -> float | None:
     """Return the geometric mean probability of the tokens of the likeliest reference answer.
 
-    ``model`` is a causal LM: a directory (such as the policy's, with its weights from before training) or a name on the
-    Hugging Face Hub. It runs on the CPU and reads the first ``words`` words of the best ``passages``. If they are too
-    long for the model, the last ones are left out. None if the task has no reference answers.
+    ``model`` is a causal LM: a directory (such as the policy's, with its weights from before
+    training) or a name on the Hugging Face Hub. It runs on the CPU and reads the first ``words``
+    words of the best ``passages``. If they are too long for the model, the last ones are left out.
+    None if the task has no reference answers.
 
     Source: the LM's likelihood as a teacher of a retriever, REPLUG (arXiv 2301.12652).
     """
@@ -41,7 +43,7 @@ def answer_likelihood(
 def reader_lines(
     task: Task, passages: Iterable[Passage], words: int, chat: bool, instruction: str | None = None
 ) -> tuple[str, ...]:
-    """Return the lines of a reader's prompt: the start of each passage, the task's inputs, and the instruction."""
+    """Return a reader's prompt: the start of each passage, the inputs, and the instruction."""
     lines = []
     for passage in passages:
         text = f"{passage.title}: {passage.text}".removeprefix(": ")
@@ -55,7 +57,7 @@ def reader_lines(
 
 @lru_cache(maxsize=4096)
 def mean_logprobs(model: str, lines: Sequence[str], answers: Sequence[str]) -> list[float]:
-    """Return the mean log-probability of the tokens of each answer, after the lines of `reader_lines`."""
+    """Return the mean log-probability of each answer's tokens, after lines of `reader_lines`."""
     import torch
 
     tokenizer, network = _reader(model)

@@ -1,4 +1,4 @@
-"""`leret rewards test`: check that a reward is highest for a perfect outcome, and lower for a wrong outcome."""
+"""`leret rewards test`: check that a reward is highest for a perfect outcome, not a wrong one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ class Proof(NamedTuple):
 
 
 def prove(name: str, scoring: Scoring) -> Proof:
-    """Return a reward's values and faults: outcomes that get more than `GOLD`, or `WORST` if it does not get less."""
+    """Return a reward's values and faults.
+
+    Faults are outcomes that get more than `GOLD`, and `WORST` if it does not get less.
+    """
     gold = scoring(GOLD)
     worst = scoring(WORST)
     if gold is None:

@@ -2,9 +2,9 @@
 
 Relevance is binary, except that nDCG uses the grades of gold documents if the data have grades.
 
-Arguments are the ranking's ids (best first), the gold ids, and a cut-off ``k``. A repeated document counts at its first
-rank. Missing gold documents lower every measure except `rr` and `success`. If a task has no gold documents, a measure
-raises ValueError, and its reward is None.
+Arguments are the ranking's ids (best first), the gold ids, and a cut-off ``k``. A repeated document
+counts at its first rank. Missing gold documents lower every measure except `rr` and `success`. If a
+task has no gold documents, a measure raises ValueError, and its reward is None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
 
 def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
-    """Return the reward that applies a measure to an outcome's ranking; None if the task has no gold documents."""
+    """Return the reward that applies a measure to an outcome's ranking.
+
+    None if the task has no gold documents.
+    """
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         task = outcome.task
@@ -44,12 +47,15 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return average precision: the mean precision at the ranks of gold documents; a missing document counts 0.
+    """Return average precision: the mean precision at the ranks of gold documents.
+
+    A missing document counts 0.
 
     >>> ap(["a", "x", "b"], {"a", "b"})  # (1/1 + 2/3) / 2
     0.8333333333333333
 
-    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), divided by the number of gold documents.
+    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), divided by the number of gold
+    documents.
     """
     hits = _hits(doc_ids, gold, k)
     precisions = [n_hits / rank for n_hits, rank in enumerate(hits, 1)]
@@ -69,9 +75,10 @@ def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
 
 def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return the discounted cumulative gain (grade / log2(rank + 1) per hit), divided by that of the ideal ranking.
+    """Return the discounted cumulative gain, divided by that of the ideal ranking.
 
-    Gold documents have grade 1, unless ``gold`` maps them to grades.
+    A hit gains grade / log2(rank + 1). Gold documents have grade 1, unless ``gold`` maps them to
+    grades.
 
     >>> round(ndcg(["x", "a"], {"a"}), 4)  # (1 / log2 3) / (1 / log2 2)
     0.6309

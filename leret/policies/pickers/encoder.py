@@ -1,4 +1,7 @@
-"""Embedding pickers: Q(s, a) is the similarity of the state's and the candidate's embeddings (arXiv 2511.07328)."""
+"""Embedding pickers: Q(s, a) is the similarity of the state's and the candidate's embeddings.
+
+Source: Q-RAG, arXiv 2511.07328.
+"""
 
 from __future__ import annotations
 
@@ -154,9 +157,10 @@ class Embedder:
         self._cache: Tensor | None = None
 
     def __call__(self, texts: Sequence[str], cached: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of the distinct texts, (n, d), and the row of each text in them, (n_texts,).
+        """Return the embeddings of the distinct texts, (n, d), and each text's row, (n_texts,).
 
-        With ``cached``, new texts are added to the cache, and all embeddings in the cache are returned.
+        With ``cached``, new texts are added to the cache, and all embeddings in the cache are
+        returned.
         """
         row_of: dict[str, int] = {}
         embeddings: Tensor | None = None
@@ -197,7 +201,10 @@ class Embedder:
 
 
 class TokenIds(SharedInstance):
-    """Cache of token ids by text. In training, the network and its target network read each text many times."""
+    """Cache of token ids by text.
+
+    In training, the network and its target network read each text many times.
+    """
 
     def __init__(self, model: Any, max_length: int | None) -> None:
         limits = (max_length or 2**20, model.max_seq_length or 2**20)
@@ -217,11 +224,13 @@ class TokenIds(SharedInstance):
 
 
 def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
-    """Return the positions of all choices' candidates, (n,) float32; 0 for candidates without a position.
+    """Return the positions of all choices' candidates, (n,) float32.
 
-    Absolute positions are positions in the document. Relative positions depend on the sorted positions b_1, b_2, ... of
-    the picked chunks: position i between b_j and b_{j+1} becomes 10 j + 9 (i - b_j) / (b_{j+1} - b_j). Here b_0 is -1,
-    and the last b is the largest position + 1.
+    0 for candidates without a position.
+
+    Absolute positions are positions in the document. Relative positions depend on the sorted
+    positions b_1, b_2, ... of the picked chunks: position i between b_j and b_{j+1} becomes 10 j +
+    9 (i - b_j) / (b_{j+1} - b_j). Here b_0 is -1, and the last b is the largest position + 1.
 
     Source: relative positional encoding of Q-RAG, arXiv 2511.07328, section 3.
     """
@@ -247,10 +256,11 @@ def _relative(positions: Array, picked: Sequence[Candidate]) -> Array:
 
 
 def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) -> Tensor:
-    """Return inner products of states and position-rotated actions, divided by sqrt(d), for two heads.
+    """Return inner products of states and rotated actions, divided by sqrt(d), for two heads.
 
-    A vector has shape (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at a different speed,
-    and speeds alternate between the heads. Each head's product is doubled, so that their mean is the full product.
+    A vector has shape (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at a
+    different speed, and speeds alternate between the heads. Each head's product is doubled, so that
+    their mean is the full product.
 
     Args:
         states: (n, d), d a multiple of 4; (1, d) is one state for all actions.
@@ -279,7 +289,10 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
 
 
 def standard_scores(choices: Sequence[Choice]) -> Tensor:
-    """Return all candidates' retriever scores, standardised within each choice, (n,) float32; 0 for `STOP`."""
+    """Return all candidates' retriever scores, standardised within each choice, (n,) float32.
+
+    0 for `STOP`.
+    """
     parts: list[Any] = []
     for choice in choices:
         candidates = [candidate for candidate in choice.candidates if candidate != STOP]
@@ -327,7 +340,10 @@ def _load(directory: Path) -> Any:
 
 
 def _normalized(model: Any, normalize: bool) -> Any:
-    """Add or remove a model's normalization layer. Inner products of unit vectors are at most 1 / sqrt(d)."""
+    """Add or remove a model's normalization layer.
+
+    Inner products of unit vectors are at most 1 / sqrt(d).
+    """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize
 
@@ -338,9 +354,10 @@ def _normalized(model: Any, normalize: bool) -> Any:
 
 
 def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) -> Any:
-    """Return a sentence-transformers model with random weights and a vocabulary of the texts' lower-case words.
+    """Return a sentence-transformers model with random weights and a vocabulary of the texts.
 
-    The vocabulary has at most ``vocab_size`` entries: the most frequent words that occur at least twice.
+    Words are in lower case. The vocabulary has at most ``vocab_size`` entries: the most frequent
+    words that occur at least twice.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer

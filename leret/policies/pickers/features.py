@@ -1,4 +1,7 @@
-"""Pickers that compute Q-values from named features of a state and a candidate: a linear layer plus a small network."""
+"""Pickers that compute Q-values from named features of a state and a candidate.
+
+Their network is a linear layer plus a small network.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ Numbers = tuple[Sequence[str], NDArray[np.float32]]
 
 
 def mentions(choice: Choice) -> Numbers:
-    """Return candidates' ``data`` (see `leret.programs.mentions`), the step, and overlap with earlier picks."""
+    """Return candidates' ``data``, the step, and overlap with earlier picks.
+
+    `leret.programs.mentions` computes the data.
+    """
     names: set[str] = set()
     for candidate in choice.candidates:
         names.update(candidate.data)
@@ -40,13 +46,19 @@ def mentions(choice: Choice) -> Numbers:
 
 
 FEATURES: dict[str, Callable[[Choice], Numbers]] = {"mentions": mentions}
-"""Built-in feature functions. Settings name other functions as ``module:function`` or ``FILE.py:function``."""
+"""Built-in feature functions.
+
+Settings name other functions as ``module:function`` or ``FILE.py:function``.
+"""
 
 _WEIGHTS = "model.safetensors"
 
 
 class FeatureNetwork(nn.Module):
-    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, and so does every Q-value."""
+    """w·x + c + v·gelu(Ax + b) of standardised x.
+
+    The weights w, c and v start at 0, and so does every Q-value.
+    """
 
     mean: Tensor
     scale: Tensor
@@ -62,7 +74,10 @@ class FeatureNetwork(nn.Module):
             nn.init.zeros_(weights)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map (n, n_features) to (2, n): each head adds twice the sum of half the hidden units to the linear layer."""
+        """Map (n, n_features) to (2, n).
+
+        Each head adds twice the sum of half the hidden units to the linear layer.
+        """
         x = (features - self.mean) / self.scale
         hidden = nn.functional.gelu(self.hidden(x)) * self.out.weight
         heads: Tensor = self.linear(x).T + 2 * hidden.unflatten(1, (2, -1)).sum(2).T
@@ -81,7 +96,10 @@ class FeatureQ:
         self._function = function or load_function(settings.features, "policy.features")
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Create the network, and standardise each feature over these choices; constant features are only centred."""
+        """Create the network, and standardise each feature over these choices.
+
+        Constant features are only centred.
+        """
         names: dict[str, None] = {}
         for choice in choices:
             choice_names, _ = self._function(choice)

@@ -1,4 +1,4 @@
-"""Pickers: policies that score candidates, draw from them by seed, or plan several picks by beam search."""
+"""Pickers: policies that score candidates, draw by seed, or plan picks by beam search."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class QFunction(Protocol):
     def q(
         self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
     ) -> Tensor:
-        """Return Q-values (2, n) of all candidates, or of those at indices ``only``; ``cached`` reuses embeddings."""
+        """Return Q-values (2, n) of all candidates, or of those at indices ``only``.
+
+        ``cached`` reuses embeddings.
+        """
         ...
 
     def renew(self) -> None:
@@ -65,10 +68,13 @@ Q_FUNCTIONS: dict[str, type[Any]] = {"features": FeatureQ, "encoder": EncoderQ}
 
 
 class Picker(SharedInstance):
-    """A policy that chooses one of a request's candidates; the completion's text is the candidate's id.
+    """A policy that chooses one of a request's candidates.
 
-    A candidate's probability is softmax(Q / temperature) over all candidates, or over the best ``top_k``. Temperature
-    0 selects the best candidate. A draw depends only on its seed and the Q-values. Thread-safe.
+    The completion's text is the candidate's id.
+
+    A candidate's probability is softmax(Q / temperature) over all candidates, or over the best
+    ``top_k``. Temperature 0 selects the best candidate. A draw depends only on its seed and the
+    Q-values. Thread-safe.
     """
 
     def __init__(
@@ -98,17 +104,18 @@ class Picker(SharedInstance):
         return self._worker.closed
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Create the network of a picker from scratch, with the vocabulary or feature scales of these choices."""
+        """Create a new picker's network, with the vocabulary or feature scales of these choices."""
         if not self.fitted:
             self._function.fit(choices)
 
     def q(
         self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None
     ) -> list[Tensor]:
-        """Return each choice's Q-values with gradients: (n_candidates,) float32, or (2, n_candidates) with ``twin``.
+        """Return each choice's Q-values with gradients: (n_candidates,) float32.
 
-        ``twin`` returns both heads of the network instead of their mean. ``at`` gives one
-        candidate's index per choice; only its Q-values are computed, (1,) or (2, 1).
+        ``twin`` returns both heads of the network, (2, n_candidates), instead of their mean.
+        ``at`` gives one candidate's index per choice; only its Q-values are computed, (1,) or
+        (2, 1).
         """
         sizes = [len(choice.candidates) for choice in choices]
         only = None
@@ -121,7 +128,7 @@ class Picker(SharedInstance):
         return list(values.split(sizes if at is None else 1, dim=-1))
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
-        """Return each choice's Q-values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU."""
+        """Return each choice's Q-values without gradients: (n_candidates,) float32 on the CPU."""
         if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
         parts: dict[int, list[Choice]] = {}
@@ -143,7 +150,10 @@ class Picker(SharedInstance):
         return await asyncio.wrap_future(future)
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Complete requests synchronously. The batches depend only on the requests, not on timing."""
+        """Complete requests synchronously.
+
+        The batches depend only on the requests, not on timing.
+        """
         choices = [self._choice(request) for request in requests]
         completions = []
         for request, choice, values in zip(requests, choices, self.score(choices), strict=True):
@@ -163,7 +173,10 @@ class Picker(SharedInstance):
         return copy
 
     def save(self, directory: Path) -> None:
-        """Write a directory for `open_picker`; encoders are saved as sentence-transformers models."""
+        """Write a directory for `open_picker`.
+
+        Encoders are saved as sentence-transformers models.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         values = self._fitted().save(directory)
         record = {
@@ -188,8 +201,9 @@ class Picker(SharedInstance):
     def _choice(self, request: Request) -> Choice:
         if request.choice is None:
             raise PolicyError(
-                f"picker {self.name} got a request without candidates from predictor {request.predictor!r}, "
-                "but pickers only choose candidates for leret.Pick; set a policy of a different kind for this predictor"
+                f"picker {self.name} got a request without candidates from predictor "
+                f"{request.predictor!r}, but pickers only choose candidates for leret.Pick; set a "
+                "policy of a different kind for this predictor"
             )
         return request.choice
 
@@ -223,7 +237,8 @@ def draw(
         seeds: one per draw.
         temperature: 0 selects the candidate with the largest Q-value (the first if tied).
         top_k: draws from this many candidates with the largest Q-values.
-        top_p: draws from the smallest set of top candidates with this total probability, after ``top_k``.
+        top_p: draws from the smallest set of top candidates with this total probability, after
+            ``top_k``.
 
     Returns:
         Per draw, the candidate's index and the natural logarithm of its probability.
@@ -267,10 +282,13 @@ class Picks(NamedTuple):
 def plan(
     score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int
 ) -> list[Picks]:
-    """Plan the next ``n_picks`` picks by beam search; return the sequences best first. Width 1 is greedy.
+    """Plan the next ``n_picks`` picks by beam search; return the sequences best first.
 
-    Each step scores all sequences in one batch. Of sequences with the same candidates, only the best is kept.
-    ``score`` returns each choice's Q-values; ``width`` is the maximum number of sequences.
+    Width 1 is greedy.
+
+    Each step scores all sequences in one batch. Of sequences with the same candidates, only the
+    best is kept. ``score`` returns each choice's Q-values; ``width`` is the maximum number of
+    sequences.
     """
     beam = [Picks()]
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):
