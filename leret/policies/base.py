@@ -32,8 +32,9 @@ class Request:
 class Completion:
     """One completion; ``finish_reason`` is ``stop`` or ``length``.
 
-    ``token_ids`` and ``logprobs`` (natural logarithm, one per token, end token included) are None if the server does
-    not send them. For a picker, ``logprobs`` has one entry (the choice) and ``value`` is the Q-value of the choice.
+    ``token_ids`` and ``logprobs`` (natural logarithm, one per token, end token included) are None
+    if the server does not send them. For a picker, ``logprobs`` has one entry (the choice) and
+    ``value`` is the Q-value of the choice.
     """
 
     text: str
@@ -58,11 +59,20 @@ class Policy(Protocol):
 
     @property
     def digest(self) -> str:
-        """Digest of the weights (local) or of the model name (remote). It is part of each sample's id."""
+        """Digest of the weights (local) or of the model name (remote).
+
+        It is part of each sample's id.
+        """
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Return one completion per seed, in the order of the seeds; raise PolicyError if a completion is empty."""
+        """Return one completion per seed, in the order of the seeds.
+
+        Raise PolicyError if a completion is empty.
+        """
         ...
 
     async def aclose(self) -> None:
-        """Release resources, and close connections of the running event loop. May be called twice."""
+        """Release resources, and close connections of the running event loop.
+
+        May be called twice.
+        """

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,14 @@ from leret.rewards.functions import source_digest
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = (
-    "config.json", _INDEX, "generation_config.json", "adapter_config.json", "picker.json", "tinker.json",
+    "config.json",
+    _INDEX,
+    "generation_config.json",
+    "adapter_config.json",
+    "picker.json",
+    "tinker.json",
     "chat_template.jinja",
-)  # fmt: skip
+)
 _TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",
@@ -45,7 +50,7 @@ PICKER_RECORD = "picker.json"
 PICKER_VERSION = 3
 
 TINKER_RECORD = "tinker.json"
-"""Name of the file with a policy's base model and the paths of its weights on a server of the Tinker API."""
+"""Name of the file with a policy's base model and the paths of its weights on a Tinker server."""
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -64,32 +69,31 @@ def policy_directory(name: str | Path) -> Path | None:
 
 
 def find_model(name: str | Path) -> Path:
-    """Return a model's directory, given a path, a Hugging Face repository, a shipped policy's name, or `MINILM`."""
+    """Return a model's directory from a path, hub repository, shipped policy, or `MINILM`."""
     path = minilm_directory() if name == MINILM else policy_directory(name) or Path(name)
     if not path.is_dir():
         path = _from_hub(str(name))
-    if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
+    is_adapter = (path / "adapter_config.json").is_file()
+    if not (path / "config.json").is_file() and not is_adapter:
         raise PolicyError(
             f"{path} is not a model directory: it has neither config.json nor adapter_config.json; "
             "give a directory that save_pretrained wrote"
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-        others = (
-            f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
-        )
+        pickled = _file_names(path, _PICKLES)
+        only = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
         raise PolicyError(
-            f"{path} has no *.safetensors{others}; save it with save_pretrained(safe_serialization=True)"
+            f"{path} has no *.safetensors{only}; save it with "
+            "save_pretrained(safe_serialization=True)"
         )
     _check_whole(weights)
-    pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
-    if (path / "adapter_config.json").is_file() and (
-        pickled or path / "adapter_model.safetensors" not in weights
-    ):
+    pickled = [file for file in _file_names(path, ["*.bin"]) if file != "training_args.bin"]
+    if is_adapter and (pickled or path / "adapter_model.safetensors" not in weights):
+        fault = ", ".join(pickled[:3]) or "adapter_model.safetensors is missing"
         raise PolicyError(
             f"{path}: an adapter must have adapter_model.safetensors and no pickled weights "
-            f"({', '.join(pickled[:3]) or 'adapter_model.safetensors is missing'}); save it again as safetensors"
+            f"({fault}); save it again as safetensors"
         )
     refuse_changed_weights(path)
     if (path / "state.pt").is_file():  # deleted by the last step of a build
@@ -100,21 +104,31 @@ def find_model(name: str | Path) -> Path:
     return path
 
 
+def _file_names(path: Path, patterns: Iterable[str]) -> list[str]:
+    names: list[str] = []
+    for pattern in patterns:
+        names += [file.name for file in path.glob(pattern)]
+    return sorted(names)
+
+
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
-    """Return the settings of the policy that sampled a run; with ``predictors``, of the policy that they share."""
+    """Return the settings of the policy that sampled a run.
+
+    With ``predictors``, of the policy that they share.
+    """
     section = run.section("sampling", "leret sample RECIPE")
-    by_name, first = section.get("policies", {}), section.get("policy", {})
+    first = section.get("policy", {})
+    by_name = section.get("policies", {})
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]
-    if any(one != settings[0] for one in settings):
+    if any(policy_settings != settings[0] for policy_settings in settings):
         names = ", ".join(predictors or ())
-        raise PolicyError(
-            f"predictors: {names} have different policies in {run.path}; train one predictor at a time"
-        )
+        fault = f"{names} have different policies in {run.path}"
+        raise PolicyError(f"predictors: {fault}; train one predictor at a time")
     return dict(settings[0])
 
 
 def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
-    """Return the model that a run was sampled from: a shipped policy, a directory, or a hub repository."""
+    """Return the model of a run's samples: a shipped policy, directory, or hub repository."""
     sampled = sampled_settings(run, predictors)
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
@@ -126,8 +140,9 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
         )
     if sampled.get("kind") != "local":
         raise PolicyError(
-            f"{run.path} was sampled from {model!r} on a server, so the run does not record where its weights are; "
-            "replace `base` by the directory of the weights (or by `demo` or `agent`, if the server ran that policy)"
+            f"{run.path} was sampled from {model!r} on a server, so the run does not record where "
+            "its weights are; replace `base` by the directory of the weights (or by `demo` or "
+            "`agent`, if the server ran that policy)"
         )
     if not HUB_NAME.fullmatch(model):
         raise PolicyError(
@@ -156,8 +171,8 @@ def _from_hub(name: str) -> Path:
         OSError,
     ) as error:
         raise PolicyError(
-            f"{name} is not a directory, and cannot be downloaded from the Hugging Face hub ({reason(error)}); "
-            "download it first, or fix the name"
+            f"{name} is not a directory, and cannot be downloaded from the Hugging Face hub "
+            f"({reason(error)}); download it first, or fix the name"
         ) from error
 
 
@@ -179,18 +194,26 @@ def _check_whole(weights: list[Path]) -> None:
 
 
 def count_parameters(path: Path) -> int:
-    """Count a model's parameters from its file headers; the count of an adapter includes its base."""
+    """Count a model's parameters from its file headers.
+
+    The count of an adapter includes its base.
+    """
     from safetensors import safe_open
 
-    base, total = adapter_base(path), 0
+    base = adapter_base(path)
+    total = 0 if base is None else count_parameters(base)
     for file in path.glob("*.safetensors"):
         with safe_open(str(file), framework="np") as weights:
-            total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
-    return total + (count_parameters(base) if base is not None else 0)
+            for name in weights.keys():  # noqa: SIM118
+                total += math.prod(weights.get_slice(name).get_shape())
+    return total
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a model directory; raise `PolicyError` if it is missing or not a JSON object."""
+    """Read a JSON file of a model directory.
+
+    Raise `PolicyError` if it is missing or not a JSON object.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -201,16 +224,19 @@ def read_model_json(path: Path) -> dict[str, Any]:
 
 
 def model_digest(path: Path) -> str:
-    """Return a digest of a model's weights, configuration and tokenizer files; for an adapter, also of its base.
+    """Return a digest of a model's weights, configuration and tokenizer files.
+
+    For an adapter, also of its base.
 
     Each file is read once per process, and again if its size or modification time changes.
     """
     total = hashlib.blake2b(digest_size=16)
-    patterns = ("*.safetensors", *_NAMED_FILES, *_TOKENIZER_FILES)
-    for file in sorted(
-        {file for pattern in patterns for file in path.glob(pattern) if file.is_file()}
-    ):
-        total.update(file.name.encode() + b"\0" + _file_digest(file))
+    files: set[Path] = set()
+    for pattern in ("*.safetensors", *_NAMED_FILES, *_TOKENIZER_FILES):
+        files.update(path.glob(pattern))
+    for file in sorted(files):
+        if file.is_file():
+            total.update(file.name.encode() + b"\0" + _file_digest(file))
     base = adapter_base(path)
     if base is not None:
         total.update(model_digest(base).encode())
@@ -218,36 +244,36 @@ def model_digest(path: Path) -> str:
 
 
 def policy_digest(path: Path) -> str:
-    """Return a trained policy's `model_digest`; if subdirectories hold weights, a digest of all directories."""
+    """Return a trained policy's `model_digest`.
+
+    If subdirectories hold weights, a digest of all directories.
+    """
     parts = sorted({path, *(file.parent for file in path.rglob("*.safetensors"))})
     names = {part.relative_to(path).as_posix(): model_digest(part) for part in parts}
     return digest(names) if len(names) > 1 else names["."]
 
 
 def refuse_changed_weights(path: Path) -> None:
-    """Raise PolicyError if a policy's files differ from the digest that training recorded, if it recorded one."""
+    """Raise PolicyError if a policy's files differ from the digest that training recorded."""
     record = path / "training.json"
     written = read_model_json(record).get("weights") if record.is_file() else None
     if written and written != policy_digest(path):
         raise PolicyError(
-            f"weights, settings or tokenizer files of {path} or of its base have changed since training (their digest "
-            "differs from training.json); restore the files, or train the policy again"
+            f"weights, settings or tokenizer files of {path} or of its base have changed since "
+            "training (their digest differs from training.json); restore the files, or train the "
+            "policy again"
         )
 
 
 def check_finite(model: Any, path: Path) -> None:
-    """Raise `PolicyError`, with the name of the first bad tensor, if weights are NaN or infinite."""
+    """Raise `PolicyError` with the first bad tensor's name if weights are NaN or infinite."""
     for name, weight in model.named_parameters():
-        known = (
-            weight.is_floating_point()
-            and weight.itemsize > 1
-            and weight.numel()
-            and not weight.is_meta
-        )
-        if known and not all(end.isfinite() for end in weight.detach().aminmax()):
-            raise PolicyError(
-                f"{path}: {name} has NaN or infinite weights; restore the files, or train it again"
-            )
+        is_wide_float = weight.is_floating_point() and weight.itemsize > 1
+        if not is_wide_float or not weight.numel() or weight.is_meta:
+            continue
+        if not all(end.isfinite() for end in weight.detach().aminmax()):
+            fault = f"{name} has NaN or infinite weights"
+            raise PolicyError(f"{path}: {fault}; restore the files, or train it again")
 
 
 def _file_digest(file: Path) -> bytes:
@@ -276,7 +302,10 @@ def adapter_base(path: Path) -> Path | None:
 
 
 def pick_device(device: str) -> str:
-    """Return the device, with ``auto`` resolved to cuda or cpu; raise `PolicyError` if it is not available."""
+    """Return the device, with ``auto`` resolved to cuda or cpu.
+
+    Raise `PolicyError` if it is not available.
+    """
     import torch
 
     if device == "auto":
@@ -291,16 +320,22 @@ def pick_device(device: str) -> str:
 
 
 def positions(model: Any) -> int | None:
-    """Return a model's maximum sequence length in tokens; None if its configuration has no limit."""
+    """Return a model's maximum sequence length in tokens.
+
+    None if its configuration has no limit.
+    """
     n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return n if isinstance(n, int) and n > 0 else None
 
 
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
-    """Load a model's tokenizer (or that of an adapter's base); raise `PolicyError` if it has no chat template.
+    """Load a model's tokenizer (or that of an adapter's base).
 
-    ``template="plain"`` sets a chat template of leret, and raises `PolicyError` if the tokenizer has a different one.
-    leret's template never changes, so a digest of the model's files still identifies the policy.
+    Raise `PolicyError` if it has no chat template.
+
+    ``template="plain"`` sets a chat template of leret, and raises `PolicyError` if the tokenizer
+    has a different one. leret's template never changes, so a digest of the model's files still
+    identifies the policy.
     """
     from transformers import AutoTokenizer
 
@@ -311,34 +346,36 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"cannot load the tokenizer of {source} ({reason(error)}); save it there with tokenizer.save_pretrained"
+            f"cannot load the tokenizer of {source} ({reason(error)}); save it there with "
+            "tokenizer.save_pretrained"
         ) from error
     if template == "plain" and tokenizer.chat_template not in {None, _PLAIN}:
         raise PolicyError(
-            f"policy.template: plain is for models without a chat template, but the tokenizer of {source} has a chat "
-            "template; remove policy.template"
+            "policy.template: plain is for models without a chat template, but the tokenizer of "
+            f"{source} has a chat template; remove policy.template"
         )
     if template == "plain":
         tokenizer.chat_template = _PLAIN
     if not tokenizer.chat_template:
         raise PolicyError(
-            f"the tokenizer of {source} has no chat template; set policy.template: plain for a base model, or set "
-            "tokenizer.chat_template and save the tokenizer"
+            f"the tokenizer of {source} has no chat template; set policy.template: plain for a "
+            "base model, or set tokenizer.chat_template and save the tokenizer"
         )
     return tokenizer
 
 
 def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any] | None]:
-    """Return ``settings`` with the architecture of a saved picker, and the record in its ``picker.json``.
+    """Return ``settings`` with a saved picker's architecture, and the record in ``picker.json``.
 
-    For a pretrained encoder or a picker from scratch, the settings are unchanged and the record is None.
+    For a pretrained encoder or a picker from scratch, the settings are unchanged and the record is
+    None.
     """
     directory = Path(settings.model)
     if not (directory / PICKER_RECORD).is_file():
         if isinstance(settings, FeaturesSettings) and settings.model != "scratch":
             raise PolicyError(
-                f"policy.model: {directory} has no picker of kind features; set policy.model to a directory "
-                "that `leret train` wrote, or remove policy.model to start from scratch"
+                f"policy.model: {directory} has no picker of kind features; set policy.model to a "
+                "directory that `leret train` wrote, or remove policy.model to start from scratch"
             )
         return settings, None
     record = read_model_json(directory / PICKER_RECORD)
@@ -359,21 +396,23 @@ def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any
     ):
         if ":" not in settings.features:
             raise PolicyError(
-                f"{directory} was trained with the code {saved.features}, which runs only if the recipe names it; "
-                f"read it, and set policy.features: {saved.features}"
+                f"{directory} was trained with the code {saved.features}, which runs only if the "
+                f"recipe names it; read it, and set policy.features: {saved.features}"
             )
         saved = saved.model_copy(update={"features": settings.features})
     return saved, record
 
 
 def picker_digest(settings: PickerSettings) -> str:
-    """Return a digest of the picker's weights, architecture, decoding settings and feature function."""
-    model, (settings, record) = settings.model, read_picker(settings)
-    content = (
-        None
-        if model == "scratch"
-        else bundled.model_digest(Path(model) if record else find_model(model))
-    )
-    source = source_digest(settings.features) if isinstance(settings, FeaturesSettings) else None
+    """Return a digest of a picker's weights, architecture, decoding settings and features."""
+    model = settings.model
+    settings, record = read_picker(settings)
+    content = None
+    if model != "scratch":
+        directory = Path(model) if record else find_model(model)
+        content = bundled.model_digest(directory)
+    source = None
+    if isinstance(settings, FeaturesSettings):
+        source = source_digest(settings.features)
     decoding = [settings.top_k, settings.beam, settings.budget]
     return digest(settings.kind, settings.architecture(), decoding, source, content)

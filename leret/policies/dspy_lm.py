@@ -1,7 +1,8 @@
 """DSPy language models that run policies. The LM's name selects the weights.
 
-DSPy's optimizers set new weights by changing the name: ``lm.copy(model=new)``, or ``lm.model = new``. An LM's engine
-therefore looks up the policy by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
+DSPy's optimizers set new weights by changing the name: ``lm.copy(model=new)``, or ``lm.model =
+new``. An LM's engine therefore looks up the policy by the name in each request:
+``leret/DIRECTORY``, or ``leret/demo``.
 """
 
 from __future__ import annotations
@@ -34,15 +35,18 @@ from leret.policies.tool_calls import ToolReader, read_calls
 def policy_lm(policy: Policy | PolicySettings, *, tools: bool = False, **kwargs: Any) -> dspy.LM:
     """Return a DSPy language model that runs a policy.
 
-    DSPy's response cache is off by default, because its keys have the model's name but not a digest of its weights.
+    DSPy's response cache is off by default, because its keys have the model's name but not a digest
+    of its weights.
 
     Args:
         policy: a loaded policy, or settings. Equal settings share one policy per process.
-        tools: whether the program uses native tool calls. DSPy sends no tools to a model that it does not know.
+        tools: whether the program uses native tool calls. DSPy sends no tools to a model that it
+            does not know.
         kwargs: arguments of ``dspy.LM``; ``temperature`` and ``max_tokens`` override the settings.
 
     Returns:
-        A plain ``dspy.LM`` for settings of kind openai with one URL and no tools; otherwise a `PolicyLM`.
+        A plain ``dspy.LM`` for settings of kind openai with one URL and no tools; otherwise a
+        `PolicyLM`.
 
     Raises:
         PolicyError: the model cannot be loaded.
@@ -66,11 +70,16 @@ def policy_lm(policy: Policy | PolicySettings, *, tools: bool = False, **kwargs:
 def _engine(policy: Policy | PolicySettings) -> PolicyEngine:
     if isinstance(policy, LocalPolicySettings):
         return PolicyEngine(settings=policy)
-    return PolicyEngine(shared_policy(policy) if isinstance(policy, PolicySettings) else policy)
+    if isinstance(policy, PolicySettings):
+        policy = shared_policy(policy)
+    return PolicyEngine(policy)
 
 
 def policy_of(lm: dspy.BaseLM) -> Policy:
-    """Return the policy that a leret LM runs. It stays open until `N_OPEN` other models have been used."""
+    """Return the policy that a leret LM runs.
+
+    It stays open until `N_OPEN` other models have been used.
+    """
     engine = getattr(lm, "engine", None)
     if not isinstance(engine, PolicyEngine):
         raise PolicyError(
@@ -81,27 +90,24 @@ def policy_of(lm: dspy.BaseLM) -> Policy:
 
 
 def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM:
+    key = ApiKey.from_env(settings.api_key_env, "policy.api_key_env")
+    arguments = {
+        "api_base": settings.urls[0],
+        "api_key": key.reveal() or "none",
+        "engine": "litellm",  # sends n in one request; DSPy's engine sends n with one seed
+        "num_retries": 5,
+        "timeout": settings.timeout_s,
+    }
     thinking = settings.model_copy(update={"logprobs": False}).request_keys()
-    if body := settings.merged_body(thinking):
-        asked = {"extra_body": body, **asked}
-    # litellm sends n in one request; DSPy's own engine sends n requests with one seed.
-    return dspy.LM(
-        f"openai/{settings.model}",
-        **{
-            "api_base": settings.urls[0],
-            "api_key": ApiKey.from_env(settings.api_key_env, "policy.api_key_env").reveal()
-            or "none",
-            "engine": "litellm",
-            "num_retries": 5,
-            "timeout": settings.timeout_s,
-            **asked,
-        },
-    )
+    body = settings.merged_body(thinking)
+    if body:
+        arguments["extra_body"] = body
+    return dspy.LM(f"openai/{settings.model}", **{**arguments, **asked})
 
 
 @dataclass
 class _Call:
-    """Arguments of an LM call that DSPy does not pass to engines, and its completions that are not yet returned."""
+    """Arguments of an LM call that DSPy does not pass to engines, and completions to return."""
 
     n: int = 1
     rollout_id: Any = None
@@ -112,9 +118,10 @@ _call: ContextVar[_Call | None] = ContextVar("leret_lm_call", default=None)
 
 
 class PolicyLM(dspy.LM):
-    """A ``dspy.LM`` that decodes the ``n`` completions of a call in one batch, each with a different seed.
+    """A ``dspy.LM`` that decodes the ``n`` completions of a call in one batch, with ``n`` seeds.
 
-    DSPy requests one completion at a time from an engine, without ``n`` and ``rollout_id``. This class adds both.
+    DSPy requests one completion at a time from an engine, without ``n`` and ``rollout_id``. This
+    class adds both.
     """
 
     def copy(self, **kwargs: Any) -> Any:
@@ -141,7 +148,7 @@ class PolicyLM(dspy.LM):
 
 
 def refuse_client_keys(kwargs: Mapping[str, Any]) -> None:
-    """Raise ConfigError if keyword arguments configure a connection, which belongs to the LM's policy."""
+    """Raise ConfigError if arguments configure a connection, which belongs to the LM's policy."""
     keys = sorted(key for key, value in kwargs.items() if key in CLIENT_KEYS and value is not None)
     if keys:
         raise ConfigError(
@@ -153,9 +160,10 @@ def refuse_client_keys(kwargs: Mapping[str, Any]) -> None:
 class PolicyEngine(SharedInstance):
     """DSPy engine that looks up policies by name, and batches requests from many threads.
 
-    Requests with the name `model` go to ``policy``; any other name is a model directory, loaded with the device, dtype
-    and enable_thinking of ``settings``. Repeated calls at a temperature above 0 give different completions: the engine
-    counts identical calls and derives the seed from the count. A ``seed`` or a ``rollout_id`` makes calls repeatable.
+    Requests with the name `model` go to ``policy``; any other name is a model directory, loaded
+    with the device, dtype and enable_thinking of ``settings``. Repeated calls at a temperature
+    above 0 give different completions: the engine counts identical calls and derives the seed from
+    the count. A ``seed`` or a ``rollout_id`` makes calls repeatable.
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
@@ -193,7 +201,7 @@ class PolicyEngine(SharedInstance):
         return self.settings.model_copy(update={"model": model.removeprefix("leret/")})
 
     def has_secret_key(self, model: str) -> bool:
-        """Return True if requests for this model send an API key that is not in an environment variable."""
+        """Return True if requests for this model send an API key from outside the environment."""
         client, settings = getattr(self.policy(model), "client", None), self.settings_of(model)
         return (
             client is not None
@@ -235,7 +243,10 @@ class PolicyEngine(SharedInstance):
         yield from lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        """Cancel waiting requests and close their connections, but leave a local policy open for its owner."""
+        """Cancel waiting requests and close connections.
+
+        A local policy stays open for its owner.
+        """
         with self._lock:
             self._closed = True
             for future in list(self._waiting):
@@ -315,9 +326,15 @@ class AsyncPolicyEngine(SharedInstance):
 
 
 def _response(request: lm15.Request, call: _Call, read: ToolReader | None) -> lm15.Response:
-    one = call.ready.pop(0)
-    counts = one.n_prompt_tokens, one.n_completion_tokens
-    return text_response(request, one.text, *counts, one.finish_reason, read)
+    completion = call.ready.pop(0)
+    return text_response(
+        request,
+        completion.text,
+        completion.n_prompt_tokens,
+        completion.n_completion_tokens,
+        completion.finish_reason,
+        read,
+    )
 
 
 def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> None:
@@ -331,7 +348,8 @@ def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> No
     refused = sorted(name for name, value in asked.items() if value)
     if refused:
         raise lm15.UnsupportedFeatureError(
-            f"leret policies do not support {', '.join(refused)}; omit the setting, or serve the model and use dspy.LM",
+            f"leret policies do not support {', '.join(refused)}; omit the setting, or serve the "
+            "model and use dspy.LM",
             feature=refused[0],
         )
 

@@ -1,4 +1,4 @@
-"""Creation of policies from settings: kinds of policies, policies per predictor, and policies shared per process."""
+"""Creation of policies from settings: kinds, policies per predictor, and shared policies."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _picker(settings: PickerSettings) -> Policy:
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """A kind of policy: its settings class, its constructor, and a digest function that does not load weights."""
+    """A kind of policy: settings class, constructor, and digest without loading weights."""
 
     settings: type[PolicySettings]
     make: Callable[[Any], Policy]
@@ -77,7 +77,10 @@ N_OPEN = 4
 """Maximum number of local models that `shared_policy` keeps open."""
 
 SERVED: dict[str, Policy] = {}
-"""Policies on servers that leret started, by model directory. They are used instead of loading the model."""
+"""Policies on servers that leret started, by model directory.
+
+They are used instead of loading the model.
+"""
 
 _shared: dict[tuple[Any, ...], Policy] = {}  # in order of last use
 _shared_lock = threading.Lock()
@@ -97,11 +100,16 @@ def make_policy(settings: PolicySettings) -> Policy:
 def compute_digest(settings: PolicySettings) -> str:
     """Return the digest of the policy from `make_policy`, without loading local weights."""
     kind = POLICIES[settings.kind]
-    return kind.make(settings).digest if kind.digest is None else kind.digest(settings)
+    if kind.digest is None:
+        return kind.make(settings).digest
+    return kind.digest(settings)
 
 
 def tool_reader(settings: PolicySettings) -> ToolReader:
-    """Return the reader of a policy's native tool calls; calls from servers have the default format."""
+    """Return the reader of a policy's native tool calls.
+
+    Calls from servers have the default format.
+    """
     if not isinstance(settings, LocalPolicySettings):
         return read_calls
     try:
@@ -114,7 +122,10 @@ def tool_reader(settings: PolicySettings) -> ToolReader:
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """Create a policy; for a model in `SERVED`, copy its server's policy and set the digest of the weights."""
+    """Create a policy.
+
+    For a model in `SERVED`, copy its server's policy and set the digest of the weights.
+    """
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
@@ -124,13 +135,17 @@ def sampled_policy(settings: PolicySettings) -> Policy:
 
 
 class PolicySet:
-    """A policy that forwards requests to their predictor's policy. Predictors without one use the policy of ``""``."""
+    """A policy that forwards requests to their predictor's policy.
+
+    Predictors without one use the policy of ``""``.
+    """
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))
-        self.name = ", ".join(
-            f"{one}: {p.name}" if one else p.name for one, p in self.by_predictor.items()
-        )
+        names = []
+        for predictor, policy in self.by_predictor.items():
+            names.append(f"{predictor}: {policy.name}" if predictor else policy.name)
+        self.name = ", ".join(names)
         self.meter = getattr(self.by_predictor[""], "meter", None)
 
     @property
@@ -174,7 +189,8 @@ def open_policies(
 async def probe(settings: PolicySettings) -> None:
     """Check that all servers of a policy answer, accept the key and know the model.
 
-    The check waits a few seconds for a server that is loading, and passes if a server is slow to complete a prompt.
+    The check waits a few seconds for a server that is loading, and passes if a server is slow to
+    complete a prompt.
     """
     if isinstance(settings, TinkerPolicySettings):
         await asyncio.to_thread(TinkerPolicy(settings).connect)
@@ -191,7 +207,7 @@ async def probe(settings: PolicySettings) -> None:
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
-    """Return the policy with these settings, loaded once per process, and again if its weight files change.
+    """Return the policy with these settings, loaded once, and again if its weight files change.
 
     At most `N_OPEN` local models stay open: the least recently used model is closed.
     """
@@ -201,7 +217,7 @@ def shared_policy(settings: PolicySettings) -> Policy:
         if policy is None or getattr(policy, "closed", False):
             policy = make_policy(settings)
         _shared[key] = policy
-        models = [key for key, one in _shared.items() if isinstance(one, LocalPolicy)]
+        models = [key for key, shared in _shared.items() if isinstance(shared, LocalPolicy)]
         old = [_shared.pop(key) for key in models[:-N_OPEN]]
     _close(old)
     return policy
@@ -215,11 +231,17 @@ def close_shared(settings: LocalPolicySettings) -> None:
 
 
 def _key(settings: PolicySettings) -> tuple[Any, ...]:
-    """Build the cache key. Runs on every request, so it uses the weight files' sizes and times, not their content."""
-    names = _WEIGHTS if isinstance(settings, LocalPolicySettings | PickerSettings) else ()
-    files = (f"{settings.model}/{name}" for name in names)
-    stats = [os.stat(file) for file in files if os.path.exists(file)]
-    stamps = [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats]
+    """Build the cache key.
+
+    Runs on every request, so it uses the weight files' sizes and times, not their content.
+    """
+    stamps = []
+    if isinstance(settings, LocalPolicySettings | PickerSettings):
+        for name in _WEIGHTS:
+            file = f"{settings.model}/{name}"
+            if os.path.exists(file):
+                stat = os.stat(file)
+                stamps.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
     return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), *stamps
 
 

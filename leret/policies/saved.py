@@ -1,7 +1,8 @@
 """Saving and loading of a program's LMs, as JSON records.
 
-The record of a leret policy has its settings, and a name that includes the digest of its weights. Records of other
-LMs have the model, endpoint and settings. API keys are not saved: `leret.load` takes the name of a variable.
+The record of a leret policy has its settings, and a name that includes the digest of its weights.
+Records of other LMs have the model, endpoint and settings. API keys are not saved: `leret.load`
+takes the name of a variable.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ _SAVED = LM_ATTRIBUTES | {
     ),
     *("frequency_penalty", "presence_penalty", "reasoning_effort"),
 }
-"""Settings of a ``dspy.LM`` that are saved. Any other setting is refused: it may hold a secret or redirect requests."""
+"""Settings of a ``dspy.LM`` that are saved.
+
+Any other setting is refused: it may hold a secret or redirect requests.
+"""
 
 _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
@@ -86,7 +90,8 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
         json.dumps(state)
     except (TypeError, PolicyError) as error:
         raise ProgramError(f"{name} cannot be saved ({error}); {instead}") from error
-    engine, _ = state.pop("engine", "auto"), state.pop("async_engine", None)
+    engine = state.pop("engine", "auto")
+    state.pop("async_engine", None)
     if isinstance(lm, PolicyLM) and isinstance(lm.engine, PolicyEngine):
         settings = lm.engine.settings_of(lm.model)  # the LM's name selects the weights
         if settings is None:
@@ -95,18 +100,19 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
         record = policy_record(settings, directory, config, keep=True)
         if not isinstance(settings, LocalPolicySettings) and lm.engine.has_secret_key(lm.model):
             record["has_key"] = True
-        return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
+        if type(lm) is not PolicyLM:
+            record["class"] = path_of(type(lm))
+        return record
     if type(lm) is not dspy.LM or isinstance(engine, dict):
-        raise ProgramError(
-            f"{name} cannot be saved: its class {type(lm).__name__} or its engine is custom; {instead}"
-        )
-    if url := state.pop("base_url", None) or state.get("api_base"):
+        fault = f"its class {type(lm).__name__} or its engine is custom"
+        raise ProgramError(f"{name} cannot be saved: {fault}; {instead}")
+    url = state.pop("base_url", None) or state.get("api_base")
+    if url:
         state["api_base"] = url
     unknown = _unknown_settings(state)
     if unknown or "@" in str(url):
-        raise ProgramError(
-            f"{name} may hold a secret in {', '.join(unknown) or 'its URL'}; {instead}"
-        )
+        secrets = ", ".join(unknown) or "its URL"
+        raise ProgramError(f"{name} may hold a secret in {secrets}; {instead}")
     return {"lm": {**state, "engine": engine}, "has_key": lm.kwargs.get("api_key") not in _NO_KEY}
 
 
@@ -119,31 +125,32 @@ def policy_record(
 ) -> dict[str, Any]:
     """Return a policy's record for `open_lm` or `open_policy`.
 
-    ``config`` has the keyword arguments of the LM's requests. With ``keep``, weights that leret trained are copied into
-    ``directory``.
+    ``config`` has the keyword arguments of the LM's requests. With ``keep``, weights that leret
+    trained are copied into ``directory``.
     """
     record: dict[str, Any] = {"config": dict(config)}
+    path = Path(settings.model)
     if isinstance(settings, LocalPolicySettings):
         path = find_model(settings.model).resolve()
         mark = f"-{model_digest(path)[:8]}"
-        record["name"] = (
-            f"{settings.model if settings.model in POLICIES else path.name.removesuffix(mark)}{mark}"
-        )
-        encoder = PromptEncoder(
-            load_tokenizer(path, settings.template), None, path.name, settings.enable_thinking
-        )
+        stem = settings.model if settings.model in POLICIES else path.name.removesuffix(mark)
+        record["name"] = f"{stem}{mark}"
+        tokenizer = load_tokenizer(path, settings.template)
+        encoder = PromptEncoder(tokenizer, None, path.name, settings.enable_thinking)
         record["n_tokens"] = len(encoder.encode(_PROBE).token_ids)
-    elif keep and (path := Path(settings.model)).is_dir():
+    elif keep and path.is_dir():
         record["name"] = f"{path.name}-{shared_policy(settings).digest[:8]}"
     if keep and "name" in record and (path / "training.json").is_file():
-        settings = settings.model_copy(
-            update={"model": str(_copy(path, directory / "policies" / record["name"]))}
-        )
+        target = _copy(path, directory / "policies" / record["name"])
+        settings = settings.model_copy(update={"model": str(target)})
     return {"policy": portable(settings, directory), **record}
 
 
 def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
-    """Open the policy of a `leret.Pick` from its record; raise PolicyError if its files are missing or have changed."""
+    """Open the policy of a `leret.Pick` from its record.
+
+    Raise PolicyError if its files are missing or have changed.
+    """
     settings = resolve_paths(PolicySettings.model_validate(record["policy"]), directory)
     if isinstance(settings, LocalPolicySettings):
         _check_files(settings, record)
@@ -158,11 +165,15 @@ def open_lm(
     key: str | None,
     tools: bool = False,
 ) -> dspy.LM:
-    """Open an LM from its record and the files in ``directory``, as `leret.load` does; ``tools`` is for `policy_lm`.
+    """Open an LM from its record and the files in ``directory``, as `leret.load` does.
+
+    ``tools`` is for `policy_lm`.
 
     Raises:
-        ConfigError: the LM was saved with an API key, and ``key`` does not name a variable with a key.
-        PolicyError: the weights are missing or not on the server, or the server's chat template differs.
+        ConfigError: the LM was saved with an API key, and ``key`` does not name a variable with a
+            key.
+        PolicyError: the weights are missing or not on the server, or the server's chat template
+            differs.
     """
     if "policy" not in record:
         return _plain_lm(record, key)
@@ -173,8 +184,9 @@ def open_lm(
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(
-            f"policy {settings.model} was on a server when the program was saved, so the program does not have its "
-            "weights; load the program with serve=None, or with serve=URL, the URL of a server that has this policy"
+            f"policy {settings.model} was on a server when the program was saved, so the program "
+            "does not have its weights; load the program with serve=None, or with serve=URL, the "
+            "URL of a server that has this policy"
         )
     if serve in {None, "local", "vllm"} and local:
         _check_files(settings, record)
@@ -219,70 +231,83 @@ def _copy(path: Path, target: Path) -> Path:
 
 
 def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
-    name, again = record["name"], "or use a server: leret.load(..., serve=URL)"
+    name = record["name"]
+    again = "or use a server: leret.load(..., serve=URL)"
     try:
         path = find_model(settings.model)
     except PolicyError as error:
-        raise PolicyError(
-            f"policy {name} of this program is missing ({error}); restore it, {again}"
-        ) from error
+        fault = f"policy {name} of this program is missing ({error})"
+        raise PolicyError(f"{fault}; restore it, {again}") from error
     if not name.endswith(f"-{model_digest(path)[:8]}"):
         raise PolicyError(
-            f"weights, tokenizer or chat template in {path} have changed since {name} was saved; restore the files, "
-            f"save the program again, {again}"
+            f"weights, tokenizer or chat template in {path} have changed since {name} was saved; "
+            f"restore the files, save the program again, {again}"
         )
 
 
 async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> str:
-    """Return the policy's name on a server; raise PolicyError if the server lacks it or has another chat template."""
+    """Return the policy's name on a server.
+
+    Raise PolicyError if the server lacks it or has another chat template.
+    """
     settings = settings.model_copy(update={"retry_for_s": PROBE_S})
     [url] = settings.urls
     async with aclosing(OpenAIPolicy(settings)) as policy:
         served = await policy.served()
-    ends = f"-{settings.model.rpartition('-')[2]}" if "name" in record else settings.model
-    names = [name for name in served if name == settings.model] or [
-        name for name in served if name.endswith(ends)
-    ]
+    names = [name for name in served if name == settings.model]
+    if not names:
+        ending = f"-{settings.model.rpartition('-')[2]}" if "name" in record else settings.model
+        names = [name for name in served if name.endswith(ending)]
     if len(names) != 1:
         raise PolicyError(
-            f"{url} serves {', '.join(served) or 'no model'}, but not {settings.model}; start the server with `leret "
-            "serve policy DIR`, or with this model name (--served-model-name)"
+            f"{url} serves {', '.join(served) or 'no model'}, but not {settings.model}; "
+            "start the server with `leret serve policy DIR`, or with this model name "
+            "(--served-model-name)"
         )
-    if (expected := record.get("n_tokens")) is not None:
-        async with aclosing(
-            OpenAIPolicy(settings.model_copy(update={"model": names[0]}))
-        ) as policy:
-            [one] = await policy.complete(Request(_PROBE, (0,), 0.0, 1))
-        if one.n_prompt_tokens not in {0, expected}:  # 0: the server does not report it
+    expected = record.get("n_tokens")
+    if expected is not None:
+        named = settings.model_copy(update={"model": names[0]})
+        async with aclosing(OpenAIPolicy(named)) as policy:
+            [completion] = await policy.complete(Request(_PROBE, (0,), 0.0, 1))
+        n_tokens = completion.n_prompt_tokens
+        if n_tokens not in {0, expected}:  # 0: the server does not report it
             raise PolicyError(
-                f"{url} has a different chat template from {settings.model}: a prompt has {one.n_prompt_tokens} tokens "
-                f"instead of {expected}; start the server with the chat template in the policy's directory"
+                f"{url} has a different chat template from {settings.model}: a prompt has "
+                f"{n_tokens} tokens instead of {expected}; start the server with the chat "
+                "template in the policy's directory"
             )
     return names[0]
 
 
 def _key_variable(name: str, url: str | None, variable: str | None) -> str:
-    """Return the variable with the API key of an LM that was saved with one; raise ConfigError if it is None."""
+    """Return the variable with the API key of an LM that was saved with one.
+
+    Raise ConfigError if it is None.
+    """
     if variable is None:
         raise ConfigError(
-            f"{name} needs an API key for {url or 'its provider'}; pass the name of a variable that holds it: "
-            "leret.load(..., api_key_env=...), or pass another LM: leret.load(..., lm=...)"
+            f"{name} needs an API key for {url or 'its provider'}; pass the name of a variable "
+            "that holds it: leret.load(..., api_key_env=...), or pass another LM: leret.load(..., "
+            "lm=...)"
         )
     return variable
 
 
 def _plain_lm(record: Mapping[str, Any], api_key_env: str | None) -> dspy.LM:
-    """Return a ``dspy.LM`` for the endpoint in its record, with the API key from the variable ``api_key_env``."""
-    state, has_key = dict(record["lm"]), record["has_key"]
-    url, name = state.get("api_base"), f"the LM {state['model']} of this program"
-    if unknown := _unknown_settings(state):
+    """Return a ``dspy.LM`` for its record; variable ``api_key_env`` has the API key."""
+    state = dict(record["lm"])
+    has_key = record["has_key"]
+    url = state.get("api_base")
+    name = f"the LM {state['model']} of this program"
+    unknown = _unknown_settings(state)
+    if unknown:
+        settings = ", ".join(unknown)
         raise ProgramError(
-            f"{name} sets {', '.join(unknown)}, which may be unsafe; use leret.load(..., lm=...)"
+            f"{name} sets {settings}, which may be unsafe; use leret.load(..., lm=...)"
         )
     if has_key:
-        _key_variable(name, url, api_key_env)
-    if has_key or url:  # an endpoint without a key gets "none": litellm would send OPENAI_API_KEY
-        state["api_key"] = (
-            has_key and ApiKey.from_env(api_key_env, "api_key_env").reveal()
-        ) or "none"
+        variable = _key_variable(name, url, api_key_env)
+        state["api_key"] = ApiKey.from_env(variable, "api_key_env").reveal() or "none"
+    elif url:  # litellm would send OPENAI_API_KEY
+        state["api_key"] = "none"
     return dspy.LM.load_state(state)

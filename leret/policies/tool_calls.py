@@ -1,8 +1,9 @@
 """Native tool calls in completions and messages.
 
-A completion with tool calls stays the text that the policy wrote, so it is stored, compared and trained like any other
-text. A reader parses the calls from the text. The default format is that of Hermes and Qwen:
-``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. A tokenizer's ``response_template`` can define another.
+A completion with tool calls stays the text that the policy wrote, so it is stored, compared and
+trained like any other text. A reader parses the calls from the text. The default format is that of
+Hermes and Qwen: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. A tokenizer's
+``response_template`` can define another.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from leret.core.errors import PolicyError
 from leret.core.types import Json, Messages, message
 
 ToolReader = Callable[[str, Sequence[Json]], tuple[str, list[dict[str, Any]]]]
-"""Function of a completion and the tools' schemas that returns the text and the calls (``name`` and ``arguments``)."""
+"""Maps a completion and the tools' schemas to the text and the calls.
+
+A call has ``name`` and ``arguments``.
+"""
 
 _BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
@@ -44,7 +48,9 @@ _THINKING = "<think>\nprobe thought\n</think>\n\n"
 
 
 def read_calls(text: str, tools: Sequence[Json] = ()) -> tuple[str, list[dict[str, Any]]]:
-    """Return the text before the first tool call, and all calls. If a call is malformed, the completion is all text.
+    """Return the text before the first tool call, and all calls.
+
+    If a call is malformed, the completion is all text.
 
     >>> read_calls('so<tool_call>{"name": "look", "arguments": {"k": 2}}</tool_call>')
     ('so', [{'name': 'look', 'arguments': {'k': 2}}])
@@ -53,31 +59,36 @@ def read_calls(text: str, tools: Sequence[Json] = ()) -> tuple[str, list[dict[st
         calls = [json.loads(block) for block in _BLOCK.findall(text)]
     except (ValueError, RecursionError):
         return text, []
-    return (text[: text.index("<tool_call>")].rstrip(), calls) if _are_calls(calls) else (text, [])
+    if not _are_calls(calls):
+        return text, []
+    start = text.index("<tool_call>")
+    return text[:start].rstrip(), calls
 
 
 def write_calls(text: str, calls: Sequence[tuple[str, str]]) -> str:
-    """Return a completion from text and calls, each a name and its arguments as JSON; `read_calls` parses it."""
-    objects = [
-        f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}' for name, arguments in calls
-    ]
-    return "\n".join(
-        [*([text] if text else []), *(f"<tool_call>\n{one}\n</tool_call>" for one in objects)]
-    )
+    """Return a completion that `read_calls` parses.
+
+    A call is a name and its arguments as JSON.
+    """
+    parts = [text] if text else []
+    for name, arguments in calls:
+        call = f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+        parts.append(f"<tool_call>\n{call}\n</tool_call>")
+    return "\n".join(parts)
 
 
 def reader_of(tokenizer: Any) -> ToolReader:
     """Return the reader for the format of a tokenizer, or of a model directory."""
-    if isinstance(tokenizer, Path):
-        config = tokenizer / "tokenizer_config.json"
-        template = (
-            json.loads(config.read_text(encoding="utf-8")).get("response_template")
-            if config.is_file()
-            else None
-        )
-    else:
+    template = None
+    if not isinstance(tokenizer, Path):
         template = getattr(tokenizer, "response_template", None)
-    return read_calls if template is None else partial(_read_by_template, template)
+    else:
+        path = tokenizer / "tokenizer_config.json"
+        if path.is_file():
+            template = json.loads(path.read_text(encoding="utf-8")).get("response_template")
+    if template is None:
+        return read_calls
+    return partial(_read_by_template, template)
 
 
 def _read_by_template(
@@ -87,25 +98,32 @@ def _read_by_template(
 
     try:
         parsed = parse_response(text, template, prefix="", tools=list(tools))
-        calls = [call.get("function", call) for call in parsed.get("tool_calls") or ()]
+        functions = [call.get("function", call) for call in parsed.get("tool_calls") or ()]
     except (ValueError, TypeError, AttributeError, RecursionError):
         return text, []
-    calls = [{"name": call.get("name"), "arguments": call.get("arguments") or {}} for call in calls]
-    return (str(parsed.get("content") or ""), calls) if _are_calls(calls) else (text, [])
+    calls = []
+    for function in functions:
+        arguments = function.get("arguments") or {}
+        calls.append({"name": function.get("name"), "arguments": arguments})
+    if not _are_calls(calls):
+        return text, []
+    return str(parsed.get("content") or ""), calls
 
 
 def _are_calls(calls: list[Any]) -> bool:
     try:
-        json.dumps(
-            calls, ensure_ascii=False, allow_nan=False
-        ).encode()  # NaN and lone surrogates cannot be sent
+        # NaN and lone surrogates cannot be sent.
+        json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
         return False
-    known = (
-        isinstance(one, dict) and one.get("name") and isinstance(one.get("arguments"), dict)
-        for one in calls
-    )
-    return bool(calls) and all(known) and all(isinstance(one["name"], str) for one in calls)
+    return bool(calls) and all(map(_is_call, calls))
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict):
+        return False
+    name = call.get("name")
+    return isinstance(name, str) and bool(name) and isinstance(call.get("arguments"), dict)
 
 
 def split_tools(
@@ -113,27 +131,32 @@ def split_tools(
 ) -> tuple[list[Mapping[str, Any]], list[Json]]:
     """Return messages without the tools, and the tools' schemas (empty without native tool calls).
 
-    ``parsed`` converts the arguments of calls from JSON to objects, as chat templates expect; servers expect JSON.
+    ``parsed`` converts the arguments of calls from JSON to objects, as chat templates expect;
+    servers expect JSON.
     """
     if not (messages and messages[0].get("tools")):
         return list(messages), []
-    plain = [{name: value for name, value in one.items() if name != "tools"} for one in messages]
-    for one in plain if parsed else ():
-        if "tool_calls" in one:
-            functions = [call["function"] for call in one["tool_calls"]]
-            read = [
-                {**function, "arguments": json.loads(function["arguments"])}
-                for function in functions
-            ]
-            calls = zip(one["tool_calls"], read, strict=True)
-            one["tool_calls"] = [{**call, "function": function} for call, function in calls]
-    return [*plain], json.loads(messages[0]["tools"])
+    turns: list[Mapping[str, Any]] = []
+    for turn in messages:
+        plain = dict(turn)
+        plain.pop("tools", None)
+        if parsed and "tool_calls" in plain:
+            plain["tool_calls"] = [_with_object(call) for call in plain["tool_calls"]]
+        turns.append(plain)
+    return turns, json.loads(messages[0]["tools"])
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call with its arguments as an object instead of JSON."""
+    function = call["function"]
+    arguments = json.loads(function["arguments"])
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def refuse_template(
     render: Callable[[Messages, bool], str], name: str, read: ToolReader, thinks: bool
 ) -> None:
-    """Render a test conversation, and refuse a chat template that leaves out tools or rewrites earlier turns.
+    """Refuse a chat template that leaves out tools or rewrites turns of a test conversation.
 
     Args:
         render: function that renders messages to text, with or without the generation prompt.
@@ -142,38 +165,43 @@ def refuse_template(
         thinks: whether the template knows ``<think>``.
 
     Raises:
-        PolicyError: the template leaves out tools or rewrites turns; the message says which, and what to do.
+        PolicyError: the template leaves out tools or rewrites turns; the message says which, and
+            what to do.
     """
-    turns, otherwise = (
-        _conversation(thinks),
-        "or use an adapter with use_native_function_calling=False",
-    )
-    whole, first, turn = render(turns, False), render(turns[:1], True), render(turns[:2], False)
-    if missing := [what for word, what in _SHOWN.items() if word not in whole]:
-        raise PolicyError(
-            f"{name}'s chat template leaves out {missing[0]}; use another model, {otherwise}"
-        )
-    calls, arguments = read(turn.removeprefix(first), [_TOOL])[1], json.loads(_ARGUMENTS)
+    turns = _conversation(thinks)
+    otherwise = "or use an adapter with use_native_function_calling=False"
+    whole = render(turns, False)
+    first = render(turns[:1], True)
+    turn = render(turns[:2], False)
+    for word, part in _SHOWN.items():
+        if word not in whole:
+            fault = f"{name}'s chat template leaves out {part}"
+            raise PolicyError(f"{fault}; use another model, {otherwise}")
+    _, calls = read(turn.removeprefix(first), [_TOOL])
+    arguments = json.loads(_ARGUMENTS)
     if turn.startswith(first) and [call["arguments"] for call in calls] != [arguments]:
         raise PolicyError(
-            f"{name}'s chat template shows tool calls in a format that leret does not read; set response_template in "
-            f"tokenizer_config.json (trl.chat_template_utils.add_response_schema has some), {otherwise}"
+            f"{name}'s chat template shows tool calls in a format that leret does not read; "
+            "set response_template in tokenizer_config.json "
+            f"(trl.chat_template_utils.add_response_schema has some), {otherwise}"
         )
-    changes = {
-        "a turn does not begin with the generation prompt": not turn.startswith(first),
-        "the arguments of a tool call change order": [list(one["arguments"]) for one in calls]
-        != [[*arguments]],
-        "a turn changes when a tool result follows": not render(turns[:3], True).startswith(turn),
-        "a turn changes (for example, loses its thinking) when a user message follows": not whole.startswith(
-            render(turns[:4], False)
-        ),
-    }
-    if where := [what for what, changed in changes.items() if changed]:
+    with_result = render(turns[:3], True)
+    before_user = render(turns[:4], False)
+    change = None
+    if not turn.startswith(first):
+        change = "a turn does not begin with the generation prompt"
+    elif [list(call["arguments"]) for call in calls] != [list(arguments)]:
+        change = "the arguments of a tool call change order"
+    elif not with_result.startswith(turn):
+        change = "a turn changes when a tool result follows"
+    elif not whole.startswith(before_user):
+        change = "a turn changes (for example, loses its thinking) when a user message follows"
+    if change is not None:
         raise PolicyError(
-            f"{name}'s chat template rewrites earlier turns: {where[0]}, so the policy "
+            f"{name}'s chat template rewrites earlier turns: {change}, so the policy "
             "would read turns that it did not write. Save a template that keeps turns "
-            "(trl.chat_template_utils.get_training_chat_template has some) as chat_template.jinja in the model "
-            f"directory, {otherwise}"
+            "(trl.chat_template_utils.get_training_chat_template has some) "
+            f"as chat_template.jinja in the model directory, {otherwise}"
         )
 
 

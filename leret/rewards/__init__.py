@@ -1,9 +1,10 @@
 """Rewards: plain functions for sampling, the prompt bank, training and evaluation.
 
-A reward maps an `Outcome` to a real number, or to None if the reward does not apply (``recall`` for a task without gold
-documents, for example). A recipe sets the function's other parameters. A parameter ``k`` can also be set in the name:
-``recall@5`` is ``recall`` with ``k=5``. Name your own function as ``module:function`` or ``file.py:function``.
-leret imports the module or runs the file, so use only code you trust.
+A reward maps an `Outcome` to a real number, or to None if the reward does not apply (``recall`` for
+a task without gold documents, for example). A recipe sets the function's other parameters. A
+parameter ``k`` can also be set in the name: ``recall@5`` is ``recall`` with ``k=5``. Name your own
+function as ``module:function`` or ``file.py:function``. leret imports the module or runs the file,
+so use only code you trust.
 """
 
 from __future__ import annotations
@@ -56,12 +57,14 @@ _TIERS = (
 def format(outcome: Outcome, think: bool = False) -> float:
     """Return 1 if the completion parses into fields, else 0.
 
-    With ``think``, the completion must also be one ``<think>...</think>`` followed by text. If a parse error ends the
-    program, the sample gets the recipe's ``unparsed_reward`` instead of 0.
+    With ``think``, the completion must also be one ``<think>...</think>`` followed by text. If a
+    parse error ends the program, the sample gets the recipe's ``unparsed_reward`` instead of 0.
     """
-    return float(
-        bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None)
-    )
+    if not outcome.outputs:
+        return 0.0
+    if think and _THOUGHT.fullmatch(outcome.text) is None:
+        return 0.0
+    return 1.0
 
 
 def steps(outcome: Outcome) -> float:
@@ -70,40 +73,43 @@ def steps(outcome: Outcome) -> float:
 
 
 def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
-    """Return a reward by recall: 5 for .7 or more, 4 for .5, 3 for .4, 1 for .3, .5 for .1, .1 for .05, else -3.5.
+    """Return a reward by tiers of recall.
 
-    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For the paper's format rewards (+1, -4), use
-    the part `format` and the recipe's ``unparsed_reward``.
+    5 for .7 or more, 4 for .5, 3 for .4, 1 for .3, .5 for .1, .1 for .05, else -3.5.
+
+    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For the paper's format
+    rewards (+1, -4), use the part `format` and the recipe's ``unparsed_reward``.
     """
-    value = of_ranking(ranking.recall)(outcome, k)
-    return (
-        None
-        if value is None
-        else next((reward for least, reward in _TIERS if value >= least), -3.5)
-    )
+    recall = REWARDS["recall"](outcome, k)
+    if recall is None:
+        return None
+    for least, reward in _TIERS:
+        if recall >= least:
+            return reward
+    return -3.5
 
 
 def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
     """Return recall with partial credit for gold documents ranked too low to be retrieved.
 
-    A gold document at rank ``r`` among a query's new documents counts ``1 / (1 + log2(1 + r))`` (at most .5), or 0
-    below rank ``depth``. Samples with equal recall thus differ in reward. Only sampling and training search to
-    ``depth``; in evaluation, and at the program's end, the reward is plain recall.
+    A gold document at rank ``r`` among a query's new documents counts ``1 / (1 + log2(1 + r))`` (at
+    most .5), or 0 below rank ``depth``. Samples with equal recall thus differ in reward. Only
+    sampling and training search to ``depth``; in evaluation, and at the program's end, the reward
+    is plain recall.
     """
     task = outcome.task
-    gold, known = set(task.gold), set(task.gold_ids(outcome.doc_ids))
+    gold = set(task.gold)
     if not gold:
         return None
-    new = [
-        [doc_id for doc_id in task.gold_ids(ids[:depth]) if doc_id not in known]
-        for ids in outcome.deep
-    ]
-    places = [{doc_id: place for place, doc_id in enumerate(ids, 1)} for ids in new]
-    left = [
-        min((of[one] for of in places if one in of), default=math.inf)
-        for one in sorted(gold - known)
-    ]
-    return (len(gold & known) + sum(1 / (1 + math.log2(1 + place)) for place in left)) / len(gold)
+    retrieved = set(task.gold_ids(outcome.doc_ids))
+    ranks: dict[str, int] = {}  # best rank of each new document
+    for doc_ids in outcome.deep:
+        new = [doc_id for doc_id in task.gold_ids(doc_ids[:depth]) if doc_id not in retrieved]
+        for rank, doc_id in enumerate(new, 1):
+            ranks[doc_id] = min(rank, ranks.get(doc_id, rank))
+    missed = [ranks[doc_id] for doc_id in sorted(gold - retrieved) if doc_id in ranks]
+    credit = sum(1 / (1 + math.log2(1 + rank)) for rank in missed)
+    return (len(gold & retrieved) + credit) / len(gold)
 
 
 REWARDS: dict[str, Reward] = {
@@ -124,9 +130,9 @@ REWARDS: dict[str, Reward] = {
 }
 """Rewards by name in recipes, samples, summaries and reports."""
 
-_RESERVED = frozenset(
-    {"final", "step", "return", "sampled", "q", "logp"}
-)  # names of other fields of a sample
+_RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})
+"""Names of other fields of a sample."""
+
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
@@ -147,88 +153,116 @@ class Part:
     @property
     def source(self) -> str | None:
         """Name of a user's function; None for leret's rewards."""
-        return (
-            self.function if isinstance(self.function, str) and is_function(self.function) else None
-        )
+        if isinstance(self.function, str) and is_function(self.function):
+            return self.function
+        return None
 
     @cached_property
     def bound(self) -> Reward:
-        """Function with its settings applied. ConfigError if the function cannot be loaded or a setting is unknown."""
+        """Function with its settings applied.
+
+        ConfigError if the function cannot be loaded or a setting is unknown.
+        """
         if not isinstance(self.function, str):
             return self.function
-        place, settings = f"{self.place}: " if self.place else "", dict(self.arguments)
+        settings = dict(self.arguments)
         if self.source is not None:
             function = load_function(self.source, self.place)
         else:
             base, at, cutoff = self.function.partition("@")
-            settings |= {"k": int(cutoff)} if re.fullmatch("[1-9][0-9]*", cutoff) else {}
-            if base not in REWARDS or (
-                at and not ("k" in settings and "k" in settings_of(REWARDS[base]))
-            ):
-                advice = "add a cut-off to ranking measures (recall@10), or name your own as FILE.py:function"
-                available = f"available: {', '.join(REWARDS)}; {advice}"
-                near = nearest(base, REWARDS)
-                raise ConfigError(f"{place}unknown measure {self.function!r}{near}; {available}")
+            if re.fullmatch("[1-9][0-9]*", cutoff):
+                settings["k"] = int(cutoff)
+            if base not in REWARDS:
+                raise self._unknown(base)
             function = REWARDS[base]
+            if at and ("k" not in settings or "k" not in settings_of(function)):
+                raise self._unknown(base)
+        self._check_settings(function, settings)
+        if settings:
+            return partial(function, **settings)
+        return function
+
+    def _unknown(self, name: str) -> ConfigError:
+        advice = (
+            "add a cut-off to ranking measures (recall@10), or name your own as FILE.py:function"
+        )
+        available = f"available: {', '.join(REWARDS)}; {advice}"
+        near = nearest(name, REWARDS)
+        return ConfigError(f"{self._prefix}unknown measure {self.function!r}{near}; {available}")
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.place}: " if self.place else ""
+
+    def _check_settings(self, function: Reward, settings: Mapping[str, Any]) -> None:
         try:
             inspect.signature(function).bind(None, **settings)
         except TypeError as error:
-            known = [*settings_of(function), *PartSettings.model_fields]
-            unknown = next((name for name in settings if name not in known), "")
-            if unknown and (hint := nearest(unknown, known)):
-                raise ConfigError(
-                    f"{place.replace(': ', '.')}{unknown}: unknown key{hint}"
-                ) from error
-            available = ", ".join(settings_of(function)) or "none"
-            raise ConfigError(
-                f"{place}{self.function}: {error}; available settings: {available}"
-            ) from error
-        return partial(function, **settings) if settings else function
+            names = settings_of(function)
+            keys = [*names, *PartSettings.model_fields]
+            unknown = next((name for name in settings if name not in keys), "")
+            hint = nearest(unknown, keys) if unknown else ""
+            if hint:
+                place = f"{self.place}." if self.place else ""
+                raise ConfigError(f"{place}{unknown}: unknown key{hint}") from error
+            available = ", ".join(names) or "none"
+            message = f"{self.function}: {error}; available settings: {available}"
+            raise ConfigError(f"{self._prefix}{message}") from error
 
     @property
     def depth(self) -> int:
-        """Depth that `Outcome.deep` must have: the parameter ``depth``, or 0 if the function has no such parameter."""
+        """Depth that `Outcome.deep` must have: the parameter ``depth``, or 0 if there is none."""
         parameter = inspect.signature(self.bound).parameters.get("depth")
-        return (
-            parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
-        )
+        if parameter is None or not isinstance(parameter.default, int):
+            return 0
+        return parameter.default
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """Return the value; None if the part does not apply. ConfigError if it fails or the value is not finite."""
-        function, question = self.bound, f"question {outcome.task.id}"
+        """Return the value; None if the part does not apply.
+
+        ConfigError if it fails or the value is not finite.
+        """
+        function = self.bound
+        question = f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)
-            number = math.nan if value is None else float(value)
+            if value is None:
+                return None
+            number = float(value)
         except USER_ERRORS as error:
             advice = (
                 "fix the function; it should return a finite number, or None if it does not apply"
             )
-            raise ConfigError(
-                f"reward {self.name} failed for {question}: {raised(error)}; {advice}"
-            ) from error
-        if value is None:
-            return None
+            fault = f"reward {self.name} failed for {question}: {raised(error)}"
+            raise ConfigError(f"{fault}; {advice}") from error
         if isinstance(value, str) or not abs(number) < _TOO_LARGE:
             advice = f"return a number of magnitude below {_TOO_LARGE:g}, or None"
             raise ConfigError(f"reward {self.name} is {value!r} for {question}; {advice}")
         return number
 
     def applies(self, task: Task) -> bool:
-        """Return whether the task has the labels that the function needs. A user's function may need any label."""
-        if self.source is not None or self.function == likelihood.NAME:
-            return self.source is not None or bool(task.answers)
+        """Return whether the task has the labels that the function needs.
+
+        A user's function may need any label.
+        """
+        if self.source is not None:
+            return True
+        if self.function == likelihood.NAME:
+            return bool(task.answers)
         return self(Outcome(task, prediction="")) is not None
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A reward: parts, and a mixer that combines the parts. Call it to get the reward of a single outcome."""
+    """A reward: parts, and a mixer that combines the parts.
+
+    Call it to get the reward of a single outcome.
+    """
 
     parts: Mapping[str, Part]
     mixer: str = "weights"
-    unparsed_reward: float | None = (
-        None  # reward if the completion does not parse; None drops the sample
-    )
+    unparsed_reward: float | None = None
+    """Reward if the completion does not parse; None drops the sample."""
 
     @property
     def needs_group(self) -> bool:
@@ -243,9 +277,9 @@ class Scoring:
     @property
     def reads_texts(self) -> bool:
         """True if a part may read the texts of the passages."""
-        return self.calls_users or any(
-            part.function == likelihood.NAME for part in self.parts.values()
-        )
+        if self.calls_users:
+            return True
+        return any(part.function == likelihood.NAME for part in self.parts.values())
 
     def __call__(self, outcome: Outcome) -> float | None:
         return self.alone(self.values(outcome))
@@ -263,52 +297,85 @@ class Scoring:
         return any(part.applies(task) for part in self.parts.values())
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        """Return one reward per sample of a group, from the parts' values; None if no part applies to it."""
-        if factors := [part.name for part in self.parts.values() if part.factor]:
-            others = Scoring(
-                {name: part for name, part in self.parts.items() if not part.factor}, self.mixer
-            )
-            scales = [math.prod(values.get(name, 1.0) for name in factors) for values in group]
-            mixed_others = zip(others.mix(group), scales, strict=True)
-            return [None if reward is None else reward * scale for reward, scale in mixed_others]
-        if (
-            len(self.parts) == 1 and self.mixer == "weights"
-        ):  # 20 times as fast as a matrix of one column
-            [part] = self.parts.values()
-            return [
-                part.weight * values[part.name] if part.name in values else None for values in group
-            ]
-        rows = [[values.get(name, np.nan) for name in self.parts] for values in group]
+        """Return one reward per sample of a group, from the parts' values.
+
+        None if no part applies to it.
+        """
+        if any(part.factor for part in self.parts.values()):
+            return self._mix_with_factors(group)
+        if len(self.parts) == 1 and self.mixer == "weights":
+            return self._mix_single(group)
+        rows = []
+        for values in group:
+            rows.append([values.get(name, np.nan) for name in self.parts])
         weights = np.array([part.weight for part in self.parts.values()])
         mixed = mix(self.mixer, np.array(rows, dtype=float), weights)
-        return [None if np.isnan(value) else float(value) for value in mixed]
+        rewards: list[float | None] = mixed.tolist()
+        for i in np.flatnonzero(np.isnan(mixed)):
+            rewards[i] = None
+        return rewards
+
+    def _mix_with_factors(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
+        factors = [part.name for part in self.parts.values() if part.factor]
+        terms = {name: part for name, part in self.parts.items() if not part.factor}
+        rewards = Scoring(terms, self.mixer).mix(group)
+        for i, values in enumerate(group):
+            reward = rewards[i]
+            if reward is not None:
+                rewards[i] = reward * math.prod(values.get(name, 1.0) for name in factors)
+        return rewards
+
+    def _mix_single(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
+        """Return the weighted values of the only part, 20 times as fast as with a matrix."""
+        [part] = self.parts.values()
+        rewards: list[float | None] = []
+        for values in group:
+            if part.name in values:
+                rewards.append(part.weight * values[part.name])
+            else:
+                rewards.append(None)
+        return rewards
 
     def alone(self, values: Mapping[str, float]) -> float | None:
-        """Return the reward of a single outcome from its parts' values. The weighted sum replaces a group mixer."""
-        single = Scoring(self.parts) if self.needs_group else self
-        return single.mix([values])[0]
+        """Return the reward of a single outcome from its parts' values.
+
+        The weighted sum replaces a group mixer.
+        """
+        if self.needs_group:
+            return Scoring(self.parts).alone(values)
+        return self.mix([values])[0]
 
 
 def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:
     """Return an outcome's rewards by name, without those that do not apply."""
-    return {name: value for name, part in parts.items() if (value := part(outcome)) is not None}
+    values = {}
+    for name, part in parts.items():
+        value = part(outcome)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring:
-    """Parse a reward from a name, a recipe's section, or a function (which becomes a part named ``key``).
+    """Parse a reward from a name, a recipe's section, or a function.
 
-    ConfigError lists all unknown names and settings, each with its key in the recipe.
+    A function becomes a part named ``key``. ConfigError lists all unknown names and settings, each
+    with its key in the recipe.
     """
     parts = _parts(spec, key)
-    if problems := _faults(spec, key, parts):
+    problems = _faults(spec, key, parts)
+    if problems:
         raise ConfigError(problems)
-    combination = (spec.mixer, spec.unparsed_reward) if isinstance(spec, RewardSettings) else ()
-    return Scoring({part.name: part for part in parts}, *combination)
+    parts_by_name = {part.name: part for part in parts}
+    if isinstance(spec, RewardSettings):
+        return Scoring(parts_by_name, spec.mixer, spec.unparsed_reward)
+    return Scoring(parts_by_name)
 
 
 def faults(spec: str | RewardSettings, key: str = "") -> list[str]:
     """List the faults in a recipe's reward. Users' functions are not loaded, so not checked."""
-    return _faults(spec, key, [part for part in _parts(spec, key) if part.source is None])
+    builtin = [part for part in _parts(spec, key) if part.source is None]
+    return _faults(spec, key, builtin)
 
 
 def function_names(spec: str | RewardSettings) -> list[str]:
@@ -317,16 +384,19 @@ def function_names(spec: str | RewardSettings) -> list[str]:
 
 
 def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
-    if isinstance(spec, RewardSettings):
-        place = f"{key}.parts" if key else "parts"
-        parts = spec.parts.items()
-        return [
-            Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}", p.factor)
-            for name, p in parts
-        ]
     if isinstance(spec, str):
-        return [Part(Path(spec).name if is_function(spec) else spec, spec, place=key)]
-    return [Part(key, spec)]
+        name = Path(spec).name if is_function(spec) else spec
+        return [Part(name, spec, place=key)]
+    if not isinstance(spec, RewardSettings):
+        return [Part(key, spec)]
+    section = f"{key}.parts" if key else "parts"
+    parts = []
+    for name, settings in spec.parts.items():
+        function = settings.function or name
+        place = f"{section}.{name}"
+        part = Part(name, function, settings.arguments, settings.weight, place, settings.factor)
+        parts.append(part)
+    return parts
 
 
 def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]) -> list[str]:
@@ -336,9 +406,13 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
             part.bound  # noqa: B018  loads and binds the function
         except ConfigError as error:
             problems += error.problems
-    if not isinstance(spec, RewardSettings):
-        return problems
-    place = f"{key}." if key else ""
+    if isinstance(spec, RewardSettings):
+        problems += _faults_of_settings(spec, f"{key}." if key else "", parts)
+    return problems
+
+
+def _faults_of_settings(spec: RewardSettings, place: str, parts: Iterable[Part]) -> list[str]:
+    problems = []
     for name in spec.parts:
         if name in _RESERVED or name.startswith("final."):
             problems.append(f"{place}parts.{name}: this name is reserved; choose another name")
@@ -348,16 +422,15 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
     if all(part.factor for part in spec.parts.values()):
         problems.append(f"{place}parts: all parts are factors; add a part to multiply")
     if spec.mixer not in MIXERS:
-        problems.append(
-            f"{place}mixer: unknown mixer {spec.mixer!r}; available: {', '.join(MIXERS)}"
-        )
+        available = ", ".join(MIXERS)
+        problems.append(f"{place}mixer: unknown mixer {spec.mixer!r}; available: {available}")
     if spec.mixer == "uniform" and any(part.weight != 1 for part in spec.parts.values()):
-        problems.append(
-            f"{place}mixer: uniform ignores weights; remove the weights, or use mixer weights"
-        )
+        advice = "remove the weights, or use mixer weights"
+        problems.append(f"{place}mixer: uniform ignores weights; {advice}")
     return problems
 
 
 def settings_of(function: Reward) -> list[str]:
     """Return the names of a reward's parameters after the first (the outcome)."""
-    return list(inspect.signature(function).parameters)[1:]
+    names = list(inspect.signature(function).parameters)
+    return names[1:]

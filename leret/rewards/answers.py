@@ -1,11 +1,15 @@
-"""Rewards that compare a program's answer with the task's reference answers. All are at most 1; higher is better.
+"""Rewards that compare a program's answer with the task's reference answers. All are at most 1.
 
-The answer is the prediction's field ``answer`` (or ``field`` in the recipe), or else the prediction's only string.
-With several references, the best match counts. The value is None if the task has no reference answers or the program
-has not ended, and 0 if the program ended without an answer.
+Higher is better.
 
-`em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA: lower case, no
-punctuation, no articles, single spaces. `parlai_f1` normalises like ParlAI (ConvAI2): punctuation becomes a space.
+The answer is the prediction's field ``answer`` (or ``field`` in the recipe), or else the
+prediction's only string. With several references, the best match counts. The value is None if the
+task has no reference answers or the program has not ended, and 0 if the program ended without an
+answer.
+
+`em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA:
+lower case, no punctuation, no articles, single spaces. `parlai_f1` normalises like ParlAI
+(ConvAI2): punctuation becomes a space.
 """
 
 from __future__ import annotations
@@ -43,25 +47,37 @@ def normalised(text: str) -> str:
 
     Source: SQuAD 1.1's evaluation script; HotpotQA, MuSiQue and 2WikiMultihopQA do the same.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_words(text, _PUNCTUATION))
+
+
+def _words(text: str, table: Mapping[int, Any]) -> list[str]:
+    without_punctuation = text.lower().translate(table)
+    return _ARTICLES.sub(" ", without_punctuation).split()
 
 
 def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
-    """Return the harmonic mean of precision and recall of the answer's words, counting repeated words.
+    """Return the harmonic mean of precision and recall of words, counting repeated words.
 
     >>> round(token_f1("the film Ed Wood", "Ed Wood"), 2)
     0.8
 
-    With ``yes_no``, the answers yes, no and noanswer must match exactly, as in the scripts of HotpotQA and
-    2WikiMultihopQA; SQuAD and MuSiQue have no such rule. An empty text only matches an empty text (SQuAD 2.0, MuSiQue).
+    With ``yes_no``, the answers yes, no and noanswer must match exactly, as in the scripts of
+    HotpotQA and 2WikiMultihopQA; SQuAD and MuSiQue have no such rule. An empty text only matches an
+    empty text (SQuAD 2.0, MuSiQue).
     """
-    one, other = normalised(answer), normalised(reference)
-    if one == other:
+    answer = normalised(answer)
+    reference = normalised(reference)
+    if answer == reference:
         return 1.0
-    if not one or not other or (yes_no and not _YES_NO.isdisjoint((one, other))):
+    if yes_no and (answer in _YES_NO or reference in _YES_NO):
         return 0.0
-    words, reference_words = one.split(), other.split()
+    return _overlap(answer.split(), reference.split())
+
+
+def _overlap(words: list[str], reference_words: list[str]) -> float:
     n_common = (Counter(words) & Counter(reference_words)).total()
+    if n_common == 0:
+        return 0.0
     return 2 * n_common / (len(words) + len(reference_words))
 
 
@@ -71,28 +87,28 @@ def parlai_token_f1(answer: str, reference: str) -> float:
     >>> round(parlai_token_f1("it's a well-known film", "a film, well known"), 2)
     0.75
     """
-    words, reference_words = (
-        _ARTICLES.sub(" ", text.lower().translate(_TO_SPACES)).split()
-        for text in (answer, reference)
-    )
-    n_common = (Counter(words) & Counter(reference_words)).total()
-    return 2 * n_common / (len(words) + len(reference_words)) if n_common else 0.0
+    return _overlap(_words(answer, _TO_SPACES), _words(reference, _TO_SPACES))
 
 
 def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
-    """Return the program's answer: None before the program's end, empty if it ended without an answer."""
+    """Return the program's answer: None before the end, empty if it ended without an answer."""
     prediction: Any = outcome.prediction
     if prediction is None or isinstance(prediction, str):
         return prediction
     values = _fields(prediction)
-    texts = [value for value in values.values() if isinstance(value, str)]
-    only = texts[0] if field is None and len(texts) == 1 else ""
-    answer = values.get(field or "answer", only)
+    default: Any = ""
+    if field is None:
+        texts = [value for value in values.values() if isinstance(value, str)]
+        if len(texts) == 1:
+            default = texts[0]
+    answer = values.get(field or "answer", default)
     return "" if answer is None else str(answer)
 
 
 def answer_texts(prediction: Any) -> str | dict[str, str] | None:
-    """Return the texts in a program's return value, by field, or its text if it is one; answers are read from these.
+    """Return the texts in a program's return value, by field, or its text if it is one.
+
+    Answers are read from these.
 
     None if there are none, because the program has not ended or only returned documents.
     """
@@ -100,20 +116,25 @@ def answer_texts(prediction: Any) -> str | dict[str, str] | None:
         return prediction
     values = _fields(prediction)
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    if isinstance(values.get("answer"), int | float):
-        texts["answer"] = str(values["answer"])
+    answer = values.get("answer")
+    if isinstance(answer, int | float):
+        texts["answer"] = str(answer)
     return texts or None
 
 
 def _fields(prediction: Any) -> dict[str, Any]:
-    return dict(prediction.items()) if hasattr(prediction, "items") else vars(prediction)
+    if hasattr(prediction, "items"):
+        return dict(prediction.items())
+    return vars(prediction)
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:
     """Return 1 if the answer equals a reference after normalisation, else 0."""
-    return _best(
-        outcome, field, lambda answer, reference: float(normalised(answer) == normalised(reference))
-    )
+
+    def compare(answer: str, reference: str) -> float:
+        return float(normalised(answer) == normalised(reference))
+
+    return _best(outcome, field, compare)
 
 
 def f1(outcome: Outcome, field: str | None = None) -> float | None:
@@ -132,55 +153,65 @@ def parlai_f1(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if the answer has the same words as a reference in the same order, ignoring case and commas, else 0."""
+    """Return 1 if the answer has a reference's words in order, ignoring case and commas, else 0."""
     words = re.compile(r"\w+").findall
-    return _best(
-        outcome,
-        field,
-        lambda answer, reference: float(words(answer.lower()) == words(reference.lower())),
-    )
+
+    def compare(answer: str, reference: str) -> float:
+        return float(words(answer.lower()) == words(reference.lower()))
+
+    return _best(outcome, field, compare)
 
 
 def verdict(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if the first verdict in the answer is the reference's, else 0; None if no reference is a verdict.
+    """Return 1 if the first verdict in the answer is the reference's, else 0.
 
-    The verdicts are HoVer's two. The labels of FEVER and SciFact, and true, false, yes and no, count as one of them.
+    None if no reference is a verdict.
+
+    The verdicts are HoVer's two. The labels of FEVER and SciFact, and true, false, yes and no,
+    count as one of them.
     """
     answer = answer_of(outcome, field)
-    texts = (
-        re.sub("n['’]t", " not", text.lower()) for text in (answer or "", *outcome.task.answers)
-    )
-    text, *references = (re.sub(r"[\W_]+", " ", text).strip() for text in texts)
-    known = {
-        match[1] is None for reference in references if (match := _VERDICT.fullmatch(reference))
-    }
-    stated = _VERDICT.search(text)
-    return (
-        None
-        if answer is None or not known
-        else float(stated is not None and (stated[1] is None) in known)
-    )
+    if answer is None:
+        return None
+    matches = [_VERDICT.fullmatch(_plain(reference)) for reference in outcome.task.answers]
+    gold = {match[1] is None for match in matches if match is not None}
+    if not gold:
+        return None
+    stated = _VERDICT.search(_plain(answer))
+    if stated is None:
+        return 0.0
+    supported = stated[1] is None
+    return float(supported in gold)
+
+
+def _plain(text: str) -> str:
+    text = re.sub("n['’]t", " not", text.lower())
+    return re.sub(r"[\W_]+", " ", text).strip()
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
-    """Return the reward function for F of ``rouge1``, ``rouge2`` or ``rougeL``; its setting ``stem`` compares stems."""
+    """Return the reward function for F of ``rouge1``, ``rouge2`` or ``rougeL``.
+
+    Its setting ``stem`` compares stems.
+    """
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
-        return _best(
-            outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure)
-        )
+        def compare(answer: str, reference: str) -> float:
+            scores = _rouge_scorer(kind, stem).score(reference, answer)
+            return float(scores[kind].fmeasure)
+
+        return _best(outcome, field, compare)
 
     return value
 
 
 def bleu(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return sacrebleu's smoothed sentence BLEU against all references together, scaled to [0, 1]."""
+    """Return sacrebleu's smoothed sentence BLEU against all references, scaled to [0, 1]."""
 
     def score(answer: str, references: Sequence[str]) -> float:
         library = import_optional("sacrebleu", "sacrebleu", "answers")
-        return min(
-            1.0, float(library.sentence_bleu(answer, list(references)).score) / 100
-        )  # may be 100.00000000000004
+        percent = float(library.sentence_bleu(answer, list(references)).score)
+        return min(1.0, percent / 100)  # sacrebleu may return 100.00000000000004
 
     return _scored(outcome, field, score)
 
@@ -188,34 +219,39 @@ def bleu(outcome: Outcome, field: str | None = None) -> float | None:
 def similarity(outcome: Outcome, model: str, field: str | None = None) -> float | None:
     """Return the cosine similarity of the answer's embedding to the nearest reference's.
 
-    ``model`` is a sentence-transformers directory, a name on the Hugging Face Hub, or `leret.core.bundled.MINILM`. It
-    runs on the CPU.
+    ``model`` is a sentence-transformers directory, a name on the Hugging Face Hub, or
+    `leret.core.bundled.MINILM`. It runs on the CPU.
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
         if not answer.strip():
             return 0.0
-        vector, *others = _embeddings(model, (answer, *references))
-        return float(max(np.array(others) @ vector))
+        vector, *reference_vectors = _embeddings(model, (answer, *references))
+        return float(max(np.array(reference_vectors) @ vector))
 
     return _scored(outcome, field, score)
 
 
 def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float | None:
-    """Return exp(-s |1 - ratio|), where ratio is the answer's length / the reference's length, in words.
+    """Return exp(-s |1 - ratio|), where ratio is answer / reference length, in words.
 
-    If ratio < 1, 2s replaces s. With several references, the maximum counts. Source: LAPDOG's length penalty.
+    If ratio < 1, 2s replaces s. With several references, the maximum counts. Source: LAPDOG's
+    length penalty.
     """
 
+    def compare(answer: str, reference: str) -> float:
+        ratio = len(answer.split()) / max(1, len(reference.split()))
+        slope = 2 * s if ratio < 1 else s
+        return math.exp(-slope * abs(1 - ratio))
+
     def score(answer: str, references: Sequence[str]) -> float:
-        ratios = [len(answer.split()) / max(1, len(reference.split())) for reference in references]
-        return max(math.exp(-(2 * s if ratio < 1 else s) * abs(1 - ratio)) for ratio in ratios)
+        return max(compare(answer, reference) for reference in references)
 
     return _scored(outcome, field, score)
 
 
 def length_ratio(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return the answer's number of words divided by that of the reference with the closest length."""
+    """Return the answer's number of words divided by the closest number of a reference."""
 
     def score(answer: str, references: Sequence[str]) -> float:
         n, n_reference = word_counts(answer, references)
@@ -225,12 +261,17 @@ def length_ratio(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def distinct(n: int) -> Callable[..., float | None]:
-    """Return a reward function: the share of different n-grams among all n-grams of an answer; 0 if it has none."""
+    """Return a reward function: the share of different n-grams among all n-grams of an answer.
+
+    0 if it has none.
+    """
 
     def value(outcome: Outcome, field: str | None = None) -> float | None:
         answer = answer_of(outcome, field)
-        grams = ngrams(answer or "", n)
-        return None if answer is None else len(set(grams)) / max(1, len(grams))
+        if answer is None:
+            return None
+        grams = ngrams(answer, n)
+        return len(set(grams)) / max(1, len(grams))
 
     return value
 
@@ -238,18 +279,22 @@ def distinct(n: int) -> Callable[..., float | None]:
 def _best(
     outcome: Outcome, field: str | None, compare: Callable[[str, str], float]
 ) -> float | None:
-    return _scored(
-        outcome,
-        field,
-        lambda a, references: max(compare(a, r) for r in references) if a.strip() else 0.0,
-    )
+    def score(answer: str, references: Sequence[str]) -> float:
+        if not answer.strip():
+            return 0.0
+        return max(compare(answer, reference) for reference in references)
+
+    return _scored(outcome, field, score)
 
 
 def _scored(
     outcome: Outcome, field: str | None, score: Callable[[str, Sequence[str]], float]
 ) -> float | None:
-    answer, references = answer_of(outcome, field), outcome.task.answers
-    return None if answer is None or not references else score(answer, references)
+    answer = answer_of(outcome, field)
+    references = outcome.task.answers
+    if answer is None or not references:
+        return None
+    return score(answer, references)
 
 
 @lru_cache
@@ -260,10 +305,9 @@ def _rouge_scorer(kind: str, stem: bool) -> Any:
 
 @lru_cache(maxsize=4096)
 def _embeddings(model: str, texts: Sequence[str]) -> list[list[float]]:
-    vectors: list[list[float]] = (
-        _encoder(model).encode(list(texts), normalize_embeddings=True).tolist()
-    )
-    return vectors
+    vectors = _encoder(model).encode(list(texts), normalize_embeddings=True)
+    rows: list[list[float]] = vectors.tolist()
+    return rows
 
 
 @lru_cache(maxsize=2)
@@ -273,9 +317,8 @@ def _encoder(model: str) -> Any:
     try:
         return library.SentenceTransformer(path, device="cpu")
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"similarity: model {model!r} cannot be loaded ({error}); choose another model"
-        ) from error
+        fault = f"model {model!r} cannot be loaded ({error})"
+        raise ConfigError(f"similarity: {fault}; choose another model") from error
 
 
 ANSWERS: Mapping[str, Callable[..., float | None]] = {

@@ -1,10 +1,11 @@
 """Mixers: combine the parts of a group's rewards into one reward per sample.
 
-`mix` maps the parts of one state's samples, (n_samples, n_parts), to rewards, (n_samples,). NaN means: does not apply.
+`mix` maps the parts of one state's samples, (n_samples, n_parts), to rewards, (n_samples,). NaN
+means: does not apply.
 
 - A sample to which no part applies gets NaN, and does not affect other samples.
-- `weights`, `uniform` and `l2` skip NaN. The other mixers replace NaN by the part's mean over the group (which is
-  neutral), and leave out a part that is NaN for the whole group.
+- `weights`, `uniform` and `l2` skip NaN. The other mixers replace NaN by the part's mean over the
+  group (which is neutral), and leave out a part that is NaN for the whole group.
 - If all samples are equal, `std` and `pca` weight all parts equally, and `normalize_then_sum` is 0.
 """
 
@@ -34,47 +35,51 @@ def uniform(parts: Array, scale: Array) -> Array:
 
 def std(parts: Array, scale: Array) -> Array:
     """Return the mean of the parts, each weighted by its standard deviation in the group."""
-    deviations = (parts * scale).std(axis=0)
-    mean: Array = np.average(
-        parts * scale, axis=1, weights=deviations if deviations.sum() > _EPS else None
-    )
+    weighted = parts * scale
+    deviations = weighted.std(axis=0)
+    weights = deviations if deviations.sum() > _EPS else None
+    mean: Array = np.average(weighted, axis=1, weights=weights)
     return mean
 
 
 def pca(parts: Array, scale: Array) -> Array:
     """Return the projection on the first principal component (of length 1) of the group's parts.
 
-    The component's sign is chosen so that the reward grows with the mean of the parts. If their covariance is 0, the
-    component's coordinates have a positive sum. If that sum is 0 too, the first nonzero coordinate is positive.
+    The component's sign is chosen so that the reward grows with the mean of the parts. If their
+    covariance is 0, the component's coordinates have a positive sum. If that sum is 0 too, the
+    first nonzero coordinate is positive.
     """
     weighted = parts * scale
     centred = weighted - weighted.mean(axis=0)
     axis: Array = np.full(len(scale), 1 / np.sqrt(len(scale)))
     if np.any(np.abs(centred) > _EPS):
-        axis = np.linalg.eigh(centred.T @ centred)[1][:, -1]
-        signs = ((centred @ axis) @ centred.mean(axis=1), axis.sum(), *axis)
-        axis = -axis if next(sign for sign in signs if abs(sign) > _EPS) < 0 else axis
+        _, vectors = np.linalg.eigh(centred.T @ centred)
+        axis = vectors[:, -1]
+        covariance = (centred @ axis) @ centred.mean(axis=1)
+        signs = (covariance, axis.sum(), *axis)
+        if next(sign for sign in signs if abs(sign) > _EPS) < 0:
+            axis = -axis
     return weighted @ axis
 
 
 def l2(parts: Array, scale: Array) -> Array:
     """Return the L2 norm of a sample's positive parts minus the L2 norm of its negative parts."""
-    known = np.nan_to_num(parts * scale, nan=0.0)
-    norm: Array = np.linalg.norm(np.maximum(known, 0), axis=1) - np.linalg.norm(
-        np.minimum(known, 0), axis=1
-    )
+    weighted = np.nan_to_num(parts * scale, nan=0.0)
+    positive = np.linalg.norm(np.maximum(weighted, 0), axis=1)
+    negative = np.linalg.norm(np.minimum(weighted, 0), axis=1)
+    norm: Array = positive - negative
     return norm
 
 
 def normalize_then_sum(parts: Array, scale: Array) -> Array:
-    """Return the weighted sum of the parts, each standardised in the group to mean 0 and standard deviation 1.
+    """Return the weighted sum of the parts, each standardised in the group.
 
     Source: GDPO (arXiv 2601.05242).
     """
+    centred = parts - parts.mean(axis=0)
     deviations = parts.std(axis=0)
-    total: Array = (
-        (parts - parts.mean(axis=0)) / np.where(deviations > _EPS, deviations, np.inf) @ scale
-    )
+    divisors = np.where(deviations > _EPS, deviations, np.inf)
+    total: Array = centred / divisors @ scale
     return total
 
 
@@ -86,21 +91,29 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
     "l2": l2,
     "normalize_then_sum": normalize_then_sum,
 }
-"""Mixers by name in recipes. They take the parts of the samples to which any part applies, and the weights."""
+"""Mixers by name in recipes.
+
+They take the parts of the samples to which any part applies, and the weights.
+"""
 
 GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
 """Mixers for which a sample's reward depends on the other samples of its state."""
 
 
 def mix(mixer: str, parts: Array, scale: Array) -> Array:
-    """Return one reward per sample. ``parts`` is (n_samples, n_parts); ``scale``, the weights, is (n_parts,)."""
+    """Return one reward per sample. ``parts`` is (n_samples, n_parts).
+
+    ``scale``, the weights, is (n_parts,).
+    """
     applies = ~np.isnan(parts).all(axis=1)
-    mixed = np.full(len(parts), np.nan)
-    if applies.any():
-        known = parts[applies]
-        if mixer in GROUP_MIXERS:
-            applied = ~np.isnan(known).all(axis=0)
-            known, scale = known[:, applied], scale[applied]
-            known = np.where(np.isnan(known), np.nanmean(known, axis=0), known)
-        mixed[applies] = MIXERS[mixer](known, scale)
-    return mixed
+    rewards = np.full(len(parts), np.nan)
+    if not applies.any():
+        return rewards
+    rows = parts[applies]
+    if mixer in GROUP_MIXERS:
+        columns = ~np.isnan(rows).all(axis=0)
+        rows = rows[:, columns]
+        scale = scale[columns]
+        rows = np.where(np.isnan(rows), np.nanmean(rows, axis=0), rows)
+    rewards[applies] = MIXERS[mixer](rows, scale)
+    return rewards

@@ -1,7 +1,8 @@
 """Measures of a set of answers, from counts that are added up over the answers.
 
-`leret eval` and `leret score` report these values in place of the mean over answers. A single answer is scored by the
-reward of the same name (`leret.rewards.answers`), which is BLEU for a sentence, for example.
+`leret eval` and `leret score` report these values in place of the mean over answers. A single
+answer is scored by the reward of the same name (`leret.rewards.answers`), which is BLEU for a
+sentence, for example.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _ORDERS = 4  # n-grams of 1 to 4 words in BLEU
 class CorpusMeasure(NamedTuple):
     """``rows`` maps answers and their references to counts, (n_answers, n_counts).
 
-    ``values`` maps sums of rows, (n, n_counts), to values, (n,); NaN if undefined. ``resampled`` is False if a row
-    depends on the other answers, so that there are no bootstrap intervals.
+    ``values`` maps sums of rows, (n, n_counts), to values, (n,); NaN if undefined. ``resampled`` is
+    False if a row depends on the other answers, so that there are no bootstrap intervals.
     """
 
     rows: Rows
@@ -32,25 +33,29 @@ class CorpusMeasure(NamedTuple):
     resampled: bool = True
 
     def value(self, rows: Array) -> float:
-        return float(self.values(rows.sum(axis=0, keepdims=True))[0])
+        sums = rows.sum(axis=0, keepdims=True)
+        return float(self.values(sums)[0])
 
 
 def bleu_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
-    """Return sacrebleu's counts: correct n-grams, all n-grams (n from 1 to 4), length, and reference length."""
+    """Return sacrebleu's counts: correct and all n-grams (n from 1 to 4), and both lengths."""
     library = import_optional("sacrebleu", "sacrebleu", "answers")
-    scores = [
-        library.corpus_bleu([a], [[one] for one in refs])
-        for a, refs in zip(answers, references, strict=True)
-    ]
-    rows = [[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in scores]
+    rows = []
+    for answer, texts in zip(answers, references, strict=True):
+        score = library.corpus_bleu([answer], [[text] for text in texts])
+        rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
     return np.array(rows, dtype=float).reshape(len(rows), 2 * _ORDERS + 2)
 
 
 def bleu_values(sums: Array) -> Array:
     """Return BLEU in [0, 1] with sacrebleu's defaults."""
     library = import_optional("sacrebleu", "sacrebleu", "answers")
-    counts = ((row[:_ORDERS], row[_ORDERS:-2], *row[-2:]) for row in sums.astype(int).tolist())
-    scores = [library.BLEU.compute_bleu(*row, smooth_method="exp").score for row in counts]
+    scores = []
+    for row in sums.astype(int).tolist():
+        correct = row[:_ORDERS]
+        total = row[_ORDERS:-2]
+        bleu = library.BLEU.compute_bleu(correct, total, *row[-2:], smooth_method="exp")
+        scores.append(bleu.score)
     return np.minimum(1.0, np.array(scores) / 100)  # sacrebleu may return 100.00000000000004
 
 
@@ -61,22 +66,24 @@ def length_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def word_counts(answer: str, references: Sequence[str]) -> tuple[int, int]:
-    """Return the words of an answer, and of the reference with the closest length (the shorter one if two tie)."""
+    """Return the words of an answer, and of the closest reference (the shorter if two tie)."""
     n = len(answer.split())
-    return n, min(
-        (len(reference.split()) for reference in references), key=lambda m: (abs(m - n), m)
-    )
+    lengths = [len(reference.split()) for reference in references]
+    closest = min(lengths, key=lambda length: (abs(length - n), length))
+    return n, closest
 
 
 def distinct_rows(n: int) -> Rows:
-    """Return the function that counts an answer's n-grams that no earlier answer has, and all its n-grams."""
+    """Return the function that counts an answer's new n-grams, and all its n-grams."""
 
     def rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
-        known, counts = set[tuple[str, ...]](), list[tuple[int, int]]()
+        earlier: set[tuple[str, ...]] = set()
+        counts = []
         for answer in answers:
             grams = ngrams(answer, n)
-            counts.append((len(set(grams) - known), len(grams)))
-            known.update(grams)
+            new = set(grams) - earlier
+            counts.append((len(new), len(grams)))
+            earlier |= new
         return np.array(counts, dtype=float).reshape(len(counts), 2)
 
     return rows

@@ -19,36 +19,39 @@ def is_function(name: str) -> bool:
 
 
 def load_function(name: str, key: str = "") -> Callable[..., Any]:
-    """Run a function's module and return the function. A ConfigError begins with ``key``, the key in the recipe."""
+    """Run a function's module and return the function.
+
+    A ConfigError begins with ``key``, the key in the recipe.
+    """
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
     try:
-        if path := source_of(name):
+        path = source_of(name)
+        if path is not None:
             stages.forget_changed(path)
-        in_file = where.endswith(".py")
-        module = (
-            stages.run_file(Path(where), "leret_reward_")
-            if in_file
-            else importlib.import_module(where)
-        )
+        if where.endswith(".py"):
+            module = stages.run_file(Path(where), "leret_reward_")
+        else:
+            module = importlib.import_module(where)
     except USER_ERRORS as error:
         advice = "fix it, or name the reward as FILE.py:function or module:function"
         raise ConfigError(f"{place}{where} cannot be loaded: {raised(error)}; {advice}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        others = [
-            n
-            for n, v in vars(module).items()
-            if callable(v) and getattr(v, "__module__", "") == module.__name__
-        ]
-        raise ConfigError(
-            f"{place}{where} has no function {attribute!r}; available: {', '.join(others) or 'none'}"
-        )
+        names = []
+        for member_name, member in vars(module).items():
+            if callable(member) and getattr(member, "__module__", "") == module.__name__:
+                names.append(member_name)
+        available = ", ".join(names) or "none"
+        raise ConfigError(f"{place}{where} has no function {attribute!r}; available: {available}")
     return cast("Callable[..., Any]", function)
 
 
 def source_of(name: str) -> Path | None:
-    """Return the file of a function's module without running the module; None if there is no file."""
+    """Return the file of a function's module without running the module.
+
+    None if there is no file.
+    """
     where = name.rpartition(":")[0]
     if where.endswith(".py"):
         return Path(where)
@@ -56,14 +59,21 @@ def source_of(name: str) -> Path | None:
         spec = importlib.util.find_spec(where)
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin) if spec is not None and spec.origin else None
+    if spec is None or not spec.origin:
+        return None
+    return Path(spec.origin)
 
 
 def source_digest(name: str) -> str | None:
-    """Return the digest of a function's module and its imports (`leret.core.stages`); None if there is no file."""
+    """Return the digest of a function's module and its imports (`leret.core.stages`).
+
+    None if there is no file.
+    """
     path = source_of(name)
+    if path is None:
+        return None
     try:
-        return None if path is None else stages.source_digest(path)
+        return stages.source_digest(path)
     except OSError:
         return None
 
@@ -71,4 +81,6 @@ def source_digest(name: str) -> str | None:
 def sources_digest(names: Iterable[str]) -> str | None:
     """Return one digest for all users' functions among ``names``; None if there are none."""
     sources = {name: source_digest(name) for name in names if is_function(name)}
-    return digest(sorted(sources.values(), key=str)) if sources else None
+    if not sources:
+        return None
+    return digest(sorted(sources.values(), key=str))

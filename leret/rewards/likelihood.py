@@ -1,6 +1,7 @@
-"""The reward `answer_likelihood`: a reader's probability of a reference answer, given the passages found so far.
+"""The reward `answer_likelihood`: a reader's probability of a reference answer.
 
-It rewards searches by answers alone, without gold documents, at every step of a program.
+The reader gets the passages found so far. It rewards searches by answers alone, without gold
+documents, at every step of a program.
 """
 
 from __future__ import annotations
@@ -22,54 +23,67 @@ def answer_likelihood(
 ) -> float | None:
     """Return the geometric mean probability of the tokens of the likeliest reference answer.
 
-    ``model`` is a causal LM: a directory (such as the policy's, with its weights from before training) or a name on the
-    Hugging Face Hub. It runs on the CPU and reads the first ``words`` words of the best ``passages``. If they are too
-    long for the model, the last ones are left out. None if the task has no reference answers.
+    ``model`` is a causal LM: a directory (such as the policy's, with its weights from before
+    training) or a name on the Hugging Face Hub. It runs on the CPU and reads the first ``words``
+    words of the best ``passages``. If they are too long for the model, the last ones are left out.
+    None if the task has no reference answers.
 
     Source: the LM's likelihood as a teacher of a retriever, REPLUG (arXiv 2301.12652).
     """
-    if not outcome.task.answers:
+    task = outcome.task
+    if not task.answers:
         return None
-    chat = bool(_reader(model)[0].chat_template)
-    lines = reader_lines(outcome.task, outcome.ranking[:passages], words, chat)
-    return math.exp(max(mean_logprobs(model, lines, outcome.task.answers)))
+    tokenizer, _ = _reader(model)
+    chat = bool(tokenizer.chat_template)
+    lines = reader_lines(task, outcome.ranking[:passages], words, chat)
+    logprobs = mean_logprobs(model, lines, task.answers)
+    return math.exp(max(logprobs))
 
 
 def reader_lines(
     task: Task, passages: Iterable[Passage], words: int, chat: bool, instruction: str | None = None
 ) -> tuple[str, ...]:
-    """Return the lines of a reader's prompt: the start of each passage, the task's inputs, and the instruction."""
-    read = (f"{one.title}: {one.text}".removeprefix(": ") for one in passages)
+    """Return a reader's prompt: the start of each passage, the inputs, and the instruction."""
+    lines = []
+    for passage in passages:
+        text = f"{passage.title}: {passage.text}".removeprefix(": ")
+        lines.append(" ".join(text.split()[:words]))
     inputs = task.inputs if isinstance(task.inputs, dict) else {"question": task.text}
-    texts = (" ".join(text.split()[:words]) for text in read)
-    shown = "\n".join(f"{name}: {value}" for name, value in inputs.items())
-    return (*texts, shown, instruction or ("Answer in a few words." if chat else "answer:"))
+    lines.append("\n".join(f"{name}: {value}" for name, value in inputs.items()))
+    if not instruction:
+        instruction = "Answer in a few words." if chat else "answer:"
+    return (*lines, instruction)
 
 
 @lru_cache(maxsize=4096)
 def mean_logprobs(model: str, lines: Sequence[str], answers: Sequence[str]) -> list[float]:
-    """Return the mean log-probability of the tokens of each answer, after the lines of `reader_lines`."""
+    """Return the mean log-probability of each answer's tokens, after lines of `reader_lines`."""
     import torch
 
     tokenizer, network = _reader(model)
+    limit = getattr(network.config, "max_position_embeddings", None) or math.inf
     means = []
     for answer in answers:
-        target = tokenizer.encode(
-            answer if tokenizer.chat_template else f" {answer}", add_special_tokens=False
-        )
-        limit = getattr(network.config, "max_position_embeddings", None) or math.inf
-        n = len(lines) - 2  # passages that fit
-        while (
-            len(prompt := _prompt(tokenizer, "\n".join([*lines[:n], *lines[-2:]]))) + len(target)
-            > limit
-            and n
-        ):
-            n -= 1
+        text = answer if tokenizer.chat_template else f" {answer}"
+        target = tokenizer.encode(text, add_special_tokens=False)
+        prompt = _prompt_that_fits(tokenizer, lines, limit - len(target))
         with torch.inference_mode():
-            logits = network(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.double().log_softmax(-1)[torch.arange(len(target)), target]
+            output = network(torch.tensor([prompt + target]))
+        logits = output.logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.double().log_softmax(-1)
+        chosen = logprobs[torch.arange(len(target)), target]
         means.append(float(chosen.mean()))
     return means
+
+
+def _prompt_that_fits(tokenizer: Any, lines: Sequence[str], max_tokens: float) -> list[int]:
+    """Leave out the last passages until the prompt fits; it always has the last two lines."""
+    for n_passages in range(len(lines) - 2, -1, -1):
+        text = "\n".join([*lines[:n_passages], *lines[-2:]])
+        prompt = _prompt(tokenizer, text)
+        if len(prompt) <= max_tokens:
+            break
+    return prompt
 
 
 def _prompt(tokenizer: Any, text: str) -> list[int]:
@@ -84,16 +98,15 @@ def _prompt(tokenizer: Any, text: str) -> list[int]:
 def _reader(model: str) -> tuple[Any, Any]:
     library = import_optional("transformers", "transformers", "train")
     if model in SCOPES or model == MINILM:
-        raise ConfigError(
-            f"{NAME}: model {model!r} cannot answer questions; choose an LM that answers them"
-        )
+        fault = f"model {model!r} cannot answer questions"
+        raise ConfigError(f"{NAME}: {fault}; choose an LM that answers them")
     directory = policy_path(model) if model in POLICIES else model
     try:
         network = library.AutoModelForCausalLM.from_pretrained(
             directory, use_safetensors=True, dtype="float32"
         )
-        return library.AutoTokenizer.from_pretrained(directory), network.eval()
+        tokenizer = library.AutoTokenizer.from_pretrained(directory)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{NAME}: model {model!r} cannot be loaded ({error}); choose another model"
-        ) from error
+        fault = f"model {model!r} cannot be loaded ({error})"
+        raise ConfigError(f"{NAME}: {fault}; choose another model") from error
+    return tokenizer, network.eval()

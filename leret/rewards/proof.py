@@ -1,4 +1,4 @@
-"""`leret rewards test`: check that a reward is highest for a perfect outcome, and lower for a wrong outcome."""
+"""`leret rewards test`: check that a reward is highest for a perfect outcome, not a wrong one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _ANSWER = "in the hills above Los Angeles"
 
 
 def _ranking(*doc_ids: str) -> tuple[Passage, ...]:
-    return tuple(
-        Passage(d, f"Title of {d}", f"The text of document {d}.", 9.0 - n)
-        for n, d in enumerate(doc_ids)
-    )
+    passages = []
+    for n, doc_id in enumerate(doc_ids):
+        title = f"Title of {doc_id}"
+        text = f"The text of document {doc_id}."
+        passages.append(Passage(doc_id, title, text, score=9.0 - n))
+    return tuple(passages)
 
 
 GOLD = Outcome(
@@ -78,18 +80,20 @@ class Proof(NamedTuple):
 
 
 def prove(name: str, scoring: Scoring) -> Proof:
-    """Return a reward's values and faults: outcomes that get more than `GOLD`, or `WORST` if it does not get less."""
-    gold, worst = scoring(GOLD), scoring(WORST)
+    """Return a reward's values and faults.
+
+    Faults are outcomes that get more than `GOLD`, and `WORST` if it does not get less.
+    """
+    gold = scoring(GOLD)
+    worst = scoring(WORST)
     if gold is None:
         return Proof(name, gold, worst, ("the gold outcome gets no value (None)",))
-    values = {name: scoring(outcome) for name, outcome in WORSE.items()}
-    faults = [
-        f"{name} gets {value:g}"
-        for name, value in values.items()
-        if value is not None and value > gold
-    ]
+    start = f"the gold outcome gets {gold:g}"
+    faults = []
+    for case, outcome in WORSE.items():
+        value = scoring(outcome)
+        if value is not None and value > gold:
+            faults.append(f"{start}, {case} gets {value:g}")
     if worst is None or worst >= gold:
-        faults.append("but a completely wrong outcome does not get less")
-    return Proof(
-        name, gold, worst, tuple(f"the gold outcome gets {gold:g}, {fault}" for fault in faults)
-    )
+        faults.append(f"{start}, but a completely wrong outcome does not get less")
+    return Proof(name, gold, worst, tuple(faults))

@@ -2,9 +2,9 @@
 
 Relevance is binary, except that nDCG uses the grades of gold documents if the data have grades.
 
-Arguments are the ranking's ids (best first), the gold ids, and a cut-off ``k``. A repeated document counts at its first
-rank. Missing gold documents lower every measure except `rr` and `success`. If a task has no gold documents, a measure
-raises ValueError, and its reward is None.
+Arguments are the ranking's ids (best first), the gold ids, and a cut-off ``k``. A repeated document
+counts at its first rank. Missing gold documents lower every measure except `rr` and `success`. If a
+task has no gold documents, a measure raises ValueError, and its reward is None.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
 
 def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
-    """Return the reward that applies a measure to an outcome's ranking; None if the task has no gold documents."""
+    """Return the reward that applies a measure to an outcome's ranking.
+
+    None if the task has no gold documents.
+    """
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         task = outcome.task
         gold = task.grades if task.relevance else task.gold
-        ids = [passage.doc_id for passage in outcome.ranking]
-        return measure(task.gold_ids(ids) if task.parents else ids, gold, k) if gold else None
+        if not gold:
+            return None
+        doc_ids = [passage.doc_id for passage in outcome.ranking]
+        return measure(task.gold_ids(doc_ids), gold, k)
 
     return value
 
@@ -37,20 +42,24 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
     """
-    if not gold:
-        raise ValueError(_NO_GOLD)
-    return len(set(gold).intersection(doc_ids[:k])) / len(set(gold))
+    hits = _hits(doc_ids, gold, k)
+    return len(hits) / len(set(gold))
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return average precision: the mean precision at the ranks of gold documents; a missing document counts 0.
+    """Return average precision: the mean precision at the ranks of gold documents.
+
+    A missing document counts 0.
 
     >>> ap(["a", "x", "b"], {"a", "b"})  # (1/1 + 2/3) / 2
     0.8333333333333333
 
-    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), divided by the number of gold documents.
+    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), divided by the number of gold
+    documents.
     """
-    return sum(hits / rank for hits, rank in enumerate(_hits(doc_ids, gold, k), 1)) / len(set(gold))
+    hits = _hits(doc_ids, gold, k)
+    precisions = [n_hits / rank for n_hits, rank in enumerate(hits, 1)]
+    return sum(precisions) / len(set(gold))
 
 
 def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -59,14 +68,17 @@ def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
     >>> rr(["x", "a"], {"a", "b"})
     0.5
     """
-    ranks = _hits(doc_ids, gold, k)
-    return 1 / ranks[0] if ranks else 0.0
+    hits = _hits(doc_ids, gold, k)
+    if not hits:
+        return 0.0
+    return 1 / hits[0]
 
 
 def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return the discounted cumulative gain (grade / log2(rank + 1) per hit), divided by that of the ideal ranking.
+    """Return the discounted cumulative gain, divided by that of the ideal ranking.
 
-    Gold documents have grade 1, unless ``gold`` maps them to grades.
+    A hit gains grade / log2(rank + 1). Gold documents have grade 1, unless ``gold`` maps them to
+    grades.
 
     >>> round(ndcg(["x", "a"], {"a"}), 4)  # (1 / log2 3) / (1 / log2 2)
     0.6309
@@ -78,7 +90,9 @@ def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) ->
     grades = gold if isinstance(gold, Mapping) else dict.fromkeys(gold, 1)
     ranking = list(dict.fromkeys(doc_ids[:k]))
     hits = [(rank, grades[ranking[rank - 1]]) for rank in _hits(doc_ids, gold, k)]
-    return _gain(hits) / _gain(list(enumerate(sorted(grades.values(), reverse=True), 1))[:k])
+    best_grades = sorted(grades.values(), reverse=True)
+    ideal = list(enumerate(best_grades, 1))[:k]
+    return _gain(hits) / _gain(ideal)
 
 
 def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -87,7 +101,8 @@ def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
     >>> success(["x", "a"], {"a", "b"}), success(["x"], {"a"})
     (1.0, 0.0)
     """
-    return float(bool(_hits(doc_ids, gold, k)))
+    hits = _hits(doc_ids, gold, k)
+    return 1.0 if hits else 0.0
 
 
 def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -96,7 +111,8 @@ def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = Non
     >>> all_found(["x", "a"], {"a", "b"}), all_found(["b", "a"], {"a", "b"})
     (0.0, 1.0)
     """
-    return float(len(_hits(doc_ids, gold, k)) == len(set(gold)))
+    hits = _hits(doc_ids, gold, k)
+    return float(len(hits) == len(set(gold)))
 
 
 def fact_em(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -105,7 +121,9 @@ def fact_em(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
     >>> fact_em(["b", "a"], {"a", "b"}), fact_em(["a", "b", "x"], {"a", "b"})
     (1.0, 0.0)
     """
-    return float(len(_hits(doc_ids, gold, k)) == len(set(gold)) == len(set(doc_ids[:k])))
+    n_hits = len(_hits(doc_ids, gold, k))
+    n_documents = len(set(doc_ids[:k]))
+    return float(n_hits == len(set(gold)) == n_documents)
 
 
 def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -114,14 +132,18 @@ def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
     >>> fact_f1(["a", "x"], {"a", "b"}), round(fact_f1(["a", "b", "x"], {"a", "b"}), 3)
     (0.5, 0.8)
     """
-    return 2 * len(_hits(doc_ids, gold, k)) / (len(set(gold)) + len(set(doc_ids[:k])))
+    n_hits = len(_hits(doc_ids, gold, k))
+    n_documents = len(set(doc_ids[:k]))
+    return 2 * n_hits / (len(set(gold)) + n_documents)
 
 
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
+    """Return the ranks of the gold documents, ascending."""
     if not gold:
         raise ValueError(_NO_GOLD)
-    ids = set(gold)
-    return [rank for rank, doc_id in enumerate(dict.fromkeys(doc_ids[:k]), 1) if doc_id in ids]
+    gold_ids = set(gold)
+    ranking = dict.fromkeys(doc_ids[:k])
+    return [rank for rank, doc_id in enumerate(ranking, 1) if doc_id in gold_ids]
 
 
 def _gain(hits: Sequence[tuple[int, int]]) -> float:

@@ -19,8 +19,8 @@ _LINGER_S = 0.002
 class BatchWorker(Generic[Item, Result]):
     """Processes items from many threads in batches, in one thread.
 
-    ``plan`` divides the waiting items into batches of indices. ``process`` returns a result or an exception per
-    item. ``start`` is called once, when the thread starts.
+    ``plan`` divides the waiting items into batches of indices. ``process`` returns a result or an
+    exception per item. ``start`` is called once, when the thread starts.
     """
 
     def __init__(
@@ -44,7 +44,10 @@ class BatchWorker(Generic[Item, Result]):
         self.n_batches = 0
 
     def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
-        """Queue items; one call of ``plan`` receives all of them. Raise `PolicyError` if the worker is closed."""
+        """Queue items; one call of ``plan`` receives all of them.
+
+        Raise `PolicyError` if the worker is closed.
+        """
         futures = [Future[Result]() for _ in items]
         with self._lock:
             if self.closed:
@@ -56,7 +59,10 @@ class BatchWorker(Generic[Item, Result]):
         return futures
 
     def close(self) -> None:
-        """Finish the queued items, then stop the thread. May be called twice, and from any thread."""
+        """Finish the queued items, then stop the thread.
+
+        May be called twice, and from any thread.
+        """
         with self._lock:
             self.closed = True
             thread, self._thread = self._thread, None
@@ -78,18 +84,22 @@ class BatchWorker(Generic[Item, Result]):
                 self._serve(live)
 
     def _take(self) -> tuple[list[tuple[Item, Future[Result]]], bool]:
-        """Wait for items. Return all queued items, and False if `close` was called, True otherwise."""
+        """Wait for items.
+
+        Return all queued items, and False if `close` was called, True otherwise.
+        """
         waiting: list[tuple[Item, Future[Result]]] = []
         timeout: float | None = None
         while True:
             try:
-                entry = self._queue.get(timeout=timeout)
+                items = self._queue.get(timeout=timeout)
             except queue.Empty:
                 return waiting, True
-            if entry is None:
+            if items is None:
                 return waiting, False
-            waiting += entry
-            # Callers whose requests finished in one batch soon send their next ones: wait briefly to batch them, too.
+            waiting += items
+            # Callers whose requests finished in one batch soon send their next ones: wait
+            # briefly to batch them, too.
             timeout = _LINGER_S
 
     def _serve(self, live: list[tuple[Item, Future[Result]]]) -> None:

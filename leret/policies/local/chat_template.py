@@ -1,4 +1,4 @@
-"""Conversion of messages to prompts by chat templates, shared by sampling, training and evaluation."""
+"""Conversion of messages to prompts by chat templates, for all stages."""
 
 from __future__ import annotations
 
@@ -30,14 +30,20 @@ _CLOCK = (
     "{% macro strftime_now(format) %}{% set text = namespace(value=format) %}{% for name, value in run_date.items() %}"
     "{% set text.value = text.value.replace(name, value) %}{% endfor %}{{ text.value }}{% endmacro %}{{ '' }}"
 )
-"""Replaces the clock of transformers, which passes no functions to a template, by the values in ``run_date``."""
+"""Replaces the clock of transformers by the values in ``run_date``.
+
+The library passes no functions to a template.
+"""
 
 _date: ContextVar[str | None] = ContextVar("leret_date", default=None)
 
 
 @contextmanager
 def dated(date: str | None) -> Iterator[None]:
-    """Let chat templates in the block print ``date`` (YYYY-MM-DD) as today's date; None lets them read the clock."""
+    """Let chat templates in the block print ``date`` (YYYY-MM-DD) as today's date.
+
+    None lets them read the clock.
+    """
     token = _date.set(date)
     try:
         yield
@@ -61,9 +67,10 @@ def apply_template(
 ) -> Any:
     """Call ``tokenizer.apply_chat_template``. All prompts in leret are created by this function.
 
-    If the template rejects system messages (Gemma 2's does), the system message is prepended to the user message.
-    A prompt that ends with an assistant message is continued there. If ``enable_thinking`` is None, the template's
-    default applies. ``name`` is the model's name in errors.
+    If the template rejects system messages (Gemma 2's does), the system message is prepended to the
+    user message. A prompt that ends with an assistant message is continued there. If
+    ``enable_thinking`` is None, the template's default applies. ``name`` is the model's name in
+    errors.
     """
     from jinja2 import TemplateError
 
@@ -82,13 +89,14 @@ def apply_template(
     try:
         return tokenizer.apply_chat_template(turns, **how)
     except refusals as error:
-        if [one.get("role") for one in turns[:2]] == ["system", "user"]:
+        roles = [str(turn.get("role")) for turn in turns]
+        if roles[:2] == ["system", "user"]:
             first = message("user", f"{text_of(turns[0])}\n\n{text_of(turns[1])}")
             with suppress(*refusals):
                 return tokenizer.apply_chat_template([first, *turns[2:]], **how)
-        roles = ", ".join(str(one.get("role")) for one in turns)
         raise PolicyError(
-            f"{name}'s chat template rejects the roles {roles} ({error}); use another model"
+            f"{name}'s chat template rejects the roles {', '.join(roles)} ({error}); use another "
+            "model"
         ) from error
 
 
@@ -96,31 +104,37 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
     """Return the end token's id: the token in ``stops`` with which the chat template ends a turn.
 
     Raises:
-        PolicyError: the template renders turns that the sampler cannot produce, so a policy cannot be trained with it.
+        PolicyError: the template renders turns that the sampler cannot produce, so a policy cannot
+            be trained with it.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise PolicyError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template; add chat_template.jinja to its directory"
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; "
+            "add chat_template.jinja to its directory"
         )
-    known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
-    if not known:
+    end_ids = list(stops)
+    if not end_ids and tokenizer.eos_token_id is not None:
+        end_ids = [tokenizer.eos_token_id]
+    if not end_ids:
         raise PolicyError(
-            f"{tokenizer.name_or_path} has no end token; set eos_token_id in its generation_config.json"
+            f"{tokenizer.name_or_path} has no end token; set eos_token_id in its "
+            "generation_config.json"
         )
     prompt = tokenizer.apply_chat_template(
         list(_TURNS[:1]), tokenize=True, add_generation_prompt=True
     )["input_ids"]
     whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
     turn = whole[n_common(prompt, whole) :]
-    length = next((place for place, token in enumerate(turn) if token in known), None)
+    length = next((i for i, token in enumerate(turn) if token in end_ids), None)
     answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
     written = tokenizer.decode(answer)
     # Empty thinking tags of a hybrid model are plain text. The sampler's text omits special tokens.
     if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
+        stop_tokens = ", ".join(tokenizer.convert_ids_to_tokens(end_ids))
         raise PolicyError(
-            f"the chat template of {tokenizer.name_or_path} renders a turn as {written!r}, but a turn must end with "
-            f"a stop token ({', '.join(tokenizer.convert_ids_to_tokens(known))}) and contain no other special token; "
-            "fix chat_template.jinja, or eos_token_id in generation_config.json"
+            f"the chat template of {tokenizer.name_or_path} renders a turn as {written!r}, "
+            f"but a turn must end with a stop token ({stop_tokens}) and contain no other special "
+            "token; fix chat_template.jinja, or eos_token_id in generation_config.json"
         )
     return int(turn[length])
 
@@ -137,7 +151,10 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """Encodes messages with one tokenizer; ``n_positions`` is the model's maximum length (None means no limit)."""
+    """Encodes messages with one tokenizer.
+
+    ``n_positions`` is the model's maximum length (None means no limit).
+    """
 
     def __init__(
         self,
@@ -158,18 +175,29 @@ class PromptEncoder:
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
 
     def set_ends(self, ids: int | Sequence[int] | None) -> list[int]:
-        """Set and return the end tokens: ``ids`` and the tokenizer's. Raise `PolicyError` if there are none."""
-        configured = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
-        end = self._tokenizer.eos_token_id
-        self._ends = frozenset([*configured, *([] if end is None else [end])])
-        if not self._ends:
+        """Set and return the end tokens: ``ids`` and the tokenizer's.
+
+        Raise `PolicyError` if there are none.
+        """
+        ends: list[int] = []
+        if isinstance(ids, int):
+            ends.append(ids)
+        elif ids is not None:
+            ends += ids
+        if self._tokenizer.eos_token_id is not None:
+            ends.append(self._tokenizer.eos_token_id)
+        self._ends = frozenset(ends)
+        if not ends:
             raise PolicyError(
                 f"{self._name} has no end token; set eos_token_id in its generation_config.json"
             )
         return sorted(self._ends)
 
     def encode(self, messages: Messages) -> EncodedPrompt:
-        """Return the prompt for the next assistant message; raise `PromptTooLongError` if no completion token fits."""
+        """Return the prompt for the next assistant message.
+
+        Raise `PromptTooLongError` if no completion token fits.
+        """
         with self._lock:
             if not self._shows_tools and messages[0].get("tools"):
                 self._check_template()
@@ -178,21 +206,27 @@ class PromptEncoder:
             n_shared = n_common(ids, self._beginning(json.dumps(before))) if before else 0
         if self.n_positions is not None and len(ids) >= self.n_positions:
             raise PromptTooLongError(
-                f"a prompt of {len(ids)} tokens does not fit {self._name}, whose limit is {self.n_positions} tokens; "
-                "send fewer or shorter passages and demos (adapter.items, adapter.words_per_item, sampling.prompts)"
+                f"a prompt of {len(ids)} tokens does not fit {self._name}, whose limit is "
+                f"{self.n_positions} tokens; send fewer or shorter passages and demos "
+                "(adapter.items, adapter.words_per_item, sampling.prompts)"
             )
         room = 2**31 if self.n_positions is None else self.n_positions - len(ids)
         return EncodedPrompt(tuple(ids), n_shared, room)
 
     def to_text(self, ids: Sequence[int], special: bool = False) -> str:
-        """Decode token ids to text, without the end token and, unless ``special`` is set, other special tokens."""
+        """Decode token ids to text, without the end token.
+
+        Other special tokens are left out unless ``special`` is set.
+        """
         content = ids[:-1] if ids and ids[-1] in self._ends else ids
         with self._lock:
             text: str = self._tokenizer.decode(list(content), skip_special_tokens=not special)
         return text
 
     def fault_of(self, ids: Sequence[int], text: str, size: int) -> str | None:
-        """Return what is wrong with the token ids of a completion; None if they are ids of its text.
+        """Return what is wrong with the token ids of a completion.
+
+        None if they are ids of its text.
 
         ``size`` is the number of tokens in the vocabulary.
         """
@@ -206,11 +240,9 @@ class PromptEncoder:
         whole = self.to_text(ids, special=True)
         if letters(text) in {letters(plain), letters(whole)}:
             return None
-        calls = self.read_calls(text, ())[1]
-        if (
-            calls and calls == self.read_calls(whole, ())[1]
-        ):  # a server's tool parser rewrites the text of tool calls
-            return None
+        _, calls = self.read_calls(text, ())
+        if calls and calls == self.read_calls(whole, ())[1]:
+            return None  # a server's tool parser rewrites the text of tool calls
         return f"token ids of {plain[:80]!r} for the completion {text[:80]!r}"
 
     def completion(
@@ -230,26 +262,31 @@ class PromptEncoder:
         )
 
     def _render(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        how: dict[str, Any] = {
-            "add_generation_prompt": add_generation_prompt,
-            "tokenize": True,
-            "return_dict": True,
-        }
-        how["enable_thinking"] = self._enable_thinking
-        return list(apply_template(self._tokenizer, messages, self._name, **how)["input_ids"])
+        rendered = apply_template(
+            self._tokenizer,
+            messages,
+            self._name,
+            enable_thinking=self._enable_thinking,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=True,
+            return_dict=True,
+        )
+        return list(rendered["input_ids"])
 
     def _check_template(self) -> None:
         def render(messages: Messages, prompt: bool) -> str:
-            how = {
-                "tokenize": False,
-                "add_generation_prompt": prompt,
-                "enable_thinking": self._enable_thinking,
-            }
-            return str(apply_template(self._tokenizer, messages, self._name, **how))
+            text = apply_template(
+                self._tokenizer,
+                messages,
+                self._name,
+                enable_thinking=self._enable_thinking,
+                add_generation_prompt=prompt,
+                tokenize=False,
+            )
+            return str(text)
 
-        thinks = self._enable_thinking is not False and "<think>" in str(
-            self._tokenizer.chat_template
-        )
+        has_tag = "<think>" in str(self._tokenizer.chat_template)
+        thinks = self._enable_thinking is not False and has_tag
         refuse_template(render, self._name, self.read_calls, thinks)
         self._shows_tools = True
 
@@ -261,7 +298,7 @@ class PromptEncoder:
 
 
 def letters(text: str) -> str:
-    """Return the text without whitespace and broken characters, which servers decode differently."""
+    """Return the text without whitespace and broken characters; servers differ in these."""
     return "".join(text.split()).replace("\ufffd", "")
 
 
@@ -271,14 +308,15 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
     >>> before_stop("a b c", ("c", "b"))
     'a '
     """
-    return text[: min((place for mark in stop if (place := text.find(mark)) >= 0), default=None)]
+    starts = [text.find(mark) for mark in stop if mark in text]
+    return text[: min(starts, default=None)]
 
 
-def n_common(one: Sequence[int], other: Sequence[int]) -> int:
+def n_common(tokens: Sequence[int], prefix: Sequence[int]) -> int:
     """Return the length of the longest common prefix of two token sequences."""
     n = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
+    for token, prefix_token in zip(tokens, prefix, strict=False):
+        if token != prefix_token:
             break
         n += 1
     return n

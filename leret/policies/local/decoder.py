@@ -1,7 +1,8 @@
 """Batched decoding for any Hugging Face causal LM with a key-value cache.
 
-Differences from ``model.generate``: each sample has its own seed. A prompt is prefilled once for all its samples, and a
-common beginning (the demonstrations of a few-shot prompt) once for all its prompts. Finished rows leave the batch.
+Differences from ``model.generate``: each sample has its own seed. A prompt is prefilled once for
+all its samples, and a common beginning (the demonstrations of a few-shot prompt) once for all its
+prompts. Finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ MIN_PREFIX = 16  # tokens; sharing a shorter prefix costs more than it saves
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt to complete ``len(seeds)`` times. Its first ``n_shared`` tokens can also begin other prompts."""
+    """One prompt to complete ``len(seeds)`` times.
+
+    Its first ``n_shared`` tokens can also begin other prompts.
+    """
 
     token_ids: tuple[int, ...]
     n_shared: int
@@ -59,7 +63,7 @@ class Generated:
 
 @dataclass
 class _Prefilled:
-    """Prompts after the forward pass, left-padded, so that the last slot of each row is the prompt's last token."""
+    """Prompts after the forward pass, left-padded: a row ends with the prompt's last token."""
 
     prompts: list[tuple[int, ...]]
     layers: KeyValues
@@ -76,10 +80,17 @@ class _Running:
     positions: Tensor
     length: int
 
+    def at(self, index: Tensor, layers: KeyValues) -> _Running:
+        rows = gather_rows(layers, index)
+        return _Running(rows, self.mask[index], self.positions[index], self.length)
+
 
 @dataclass
 class _Rows:
-    """Settings of each row being decoded; ``place`` is the row of the output tensors that it fills."""
+    """Settings of each row being decoded.
+
+    ``place`` is the row of the output tensors that it fills.
+    """
 
     place: Tensor
     keys: np.ndarray
@@ -100,9 +111,10 @@ class _Rows:
 class Decoder:
     """Completes batches of prompts with one model.
 
-    ``to_text`` decodes tokens to find stop strings; jobs without stop strings do not need it. A completion is decoded
-    only after a token with the last character of a stop string. ``prefill_tokens`` is the maximum number of tokens per
-    forward pass over prompts, padding included.
+    ``to_text`` decodes tokens to find stop strings; jobs without stop strings do not need it. A
+    completion is decoded only after a token with the last character of a stop string.
+    ``prefill_tokens`` is the maximum number of tokens per forward pass over prompts, padding
+    included.
     """
 
     def __init__(
@@ -117,39 +129,44 @@ class Decoder:
     ) -> None:
         self.model = model
         self.device = next(model.parameters()).device
-        self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.long, device=self.device)
-        self.suppressed = (
-            torch.tensor(sorted(set(suppressed)), dtype=torch.long, device=self.device)
-            if suppressed
-            else None
-        )
+        self.end_ids = self._id_tensor(end_ids)
+        self.suppressed = self._id_tensor(suppressed) if suppressed else None
         self.to_text = to_text
         self.prefixes = prefixes
         self.prefill_tokens = prefill_tokens
         self._texts: dict[int, str] = {}  # by token
         self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
 
+    def _id_tensor(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor(sorted(set(ids)), dtype=torch.long, device=self.device)
+
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job]) -> list[list[Generated]]:
-        """Complete all prompts in one batch; return one completion per seed for each job, in order."""
+        """Complete all prompts in one batch.
+
+        Return one completion per seed for each job, in order.
+        """
         prefilled = self._prefill(jobs)
-        owners = [(job, seed) for job in jobs for seed in job.seeds[: job.n_rows]]
-        running, logits = self._start(
-            prefilled, [job.token_ids for job, _ in owners], max(job.max_tokens for job in jobs)
-        )
+        owners = []
+        for job in jobs:
+            for seed in job.seeds[: job.n_rows]:
+                owners.append((job, seed))
+        prompts = [job.token_ids for job, _ in owners]
+        running, logits = self._start(prefilled, prompts, max(job.max_tokens for job in jobs))
         generated = iter(self._decode(running, logits, owners))
-        rows = [list(islice(generated, job.n_rows)) for job in jobs]
-        return [each * (len(job.seeds) // job.n_rows) for job, each in zip(jobs, rows, strict=True)]
+        completions = []
+        for job in jobs:
+            rows = list(islice(generated, job.n_rows))
+            completions.append(rows * (len(job.seeds) // job.n_rows))
+        return completions
 
     def _prefill(self, jobs: Sequence[Job]) -> list[_Prefilled]:
         groups: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
         for job in jobs:
+            shared: tuple[int, ...] = ()
             n_shared = min(job.n_shared, len(job.token_ids) - 1)
-            shared = (
-                job.token_ids[:n_shared]
-                if self.prefixes is not None and n_shared >= MIN_PREFIX
-                else ()
-            )
+            if self.prefixes is not None and n_shared >= MIN_PREFIX:
+                shared = job.token_ids[:n_shared]
             groups.setdefault(shared, {})[job.token_ids] = None
         unshared: list[tuple[int, ...]] = []
         parts: list[_Prefilled] = []
@@ -173,38 +190,46 @@ class Decoder:
         return parts
 
     def _prefill_chunk(self, prompts: list[tuple[int, ...]], prefix: tuple[int, ...]) -> _Prefilled:
-        known = self._prefix_layers(prefix) if prefix else None
-        n_prefix, width = len(prefix), max(map(len, prompts)) - len(prefix)
-        ids = torch.zeros((len(prompts), width), dtype=torch.long)
-        mask = torch.zeros((len(prompts), n_prefix + width), dtype=torch.bool)
+        n_rows = len(prompts)
+        n_prefix = len(prefix)
+        length = max(map(len, prompts))
+        width = length - n_prefix
+        ids = torch.zeros((n_rows, width), dtype=torch.long)
+        mask = torch.zeros((n_rows, length), dtype=torch.bool)
         mask[:, :n_prefix] = True
         for row, prompt in enumerate(prompts):
             rest = prompt[n_prefix:]
             ids[row, width - len(rest) :] = torch.tensor(rest)
-            mask[row, n_prefix + width - len(rest) :] = True
-        ids, mask = ids.to(self.device), mask.to(self.device)
-        if known is None:
-            cache = buffered_cache()
-        else:
-            expanded = [
-                (k.expand(len(prompts), -1, -1, -1), v.expand(len(prompts), -1, -1, -1))
-                for k, v in known
-            ]
-            cache = buffered_cache(expanded, n_prefix)
+            mask[row, length - len(rest) :] = True
+        ids = ids.to(self.device)
+        mask = mask.to(self.device)
+        cache = self._prefix_cache(prefix, n_rows)
         positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, n_prefix:]
         logits = self._forward(ids, mask, positions, cache)
         return _Prefilled(prompts, layers_of(cache), mask, logits)
 
+    def _prefix_cache(self, prefix: tuple[int, ...], n_rows: int) -> Any:
+        """Return a cache that starts with the prefix in each row."""
+        if not prefix:
+            return buffered_cache()
+        layers = []
+        for keys, values in self._prefix_layers(prefix):
+            layers.append((keys.expand(n_rows, -1, -1, -1), values.expand(n_rows, -1, -1, -1)))
+        return buffered_cache(layers, len(prefix))
+
     def _prefix_layers(self, prefix: tuple[int, ...]) -> KeyValues:
         assert self.prefixes is not None
-        known = self.prefixes.get(prefix)
-        if known is None:
-            known = self._prefill_chunk([prefix], ()).layers
-            self.prefixes.put(prefix, known)
-        return known
+        layers = self.prefixes.get(prefix)
+        if layers is None:
+            layers = self._prefill_chunk([prefix], ()).layers
+            self.prefixes.put(prefix, layers)
+        return layers
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Return the logits of the last slot, (n_rows, n_vocabulary) float32; the caller may overwrite them."""
+        """Return the logits of the last slot, (n_rows, n_vocabulary) float32.
+
+        The caller may overwrite them.
+        """
         keep = {"logits_to_keep": 1} if self._keeps_last else {}
         output = self.model(
             input_ids=ids,
@@ -223,31 +248,33 @@ class Decoder:
         rows_of: dict[tuple[int, ...], list[int]] = {}
         for row, prompt in enumerate(prompts):
             rows_of.setdefault(prompt, []).append(row)
+        n_rows = len(prompts)
         length = max(part.mask.shape[1] for part in parts)
-        mask = torch.zeros(
-            (len(prompts), length + max_tokens), dtype=torch.bool, device=self.device
-        )
+        mask = torch.zeros((n_rows, length + max_tokens), dtype=torch.bool, device=self.device)
         mask[:, length:] = True
-        logits = torch.empty((len(prompts), parts[0].logits.shape[1]), device=self.device)
-        placed = []
+        logits = torch.empty((n_rows, parts[0].logits.shape[1]), device=self.device)
+        copies = []
         for part in parts:
-            pairs = [
-                (source, row)
-                for source, prompt in enumerate(part.prompts)
-                for row in rows_of[prompt]
-            ]
-            source, target = torch.tensor(pairs, device=self.device).T
+            sources: list[int] = []
+            targets: list[int] = []
+            for i, prompt in enumerate(part.prompts):
+                rows = rows_of[prompt]
+                sources += [i] * len(rows)
+                targets += rows
+            source = torch.tensor(sources, device=self.device)
+            target = torch.tensor(targets, device=self.device)
             mask[target, length - part.mask.shape[1] : length] = part.mask[source]
             logits[target] = part.logits[source]
-            placed.append((part.layers, source, target))
-        layers = place(placed, len(prompts), length, length + max_tokens - 1)
+            copies.append((part.layers, source, target))
+        layers = place(copies, n_rows, length, length + max_tokens - 1)
         positions = mask[:, :length].sum(dim=1)
         return _Running(layers, mask, positions, length), logits
 
     def _decode(
         self, running: _Running, logits: Tensor, owners: Sequence[tuple[Job, int]]
     ) -> list[Generated]:
-        n_rows, n_steps = len(owners), max(job.max_tokens for job, _ in owners)
+        n_rows = len(owners)
+        n_steps = max(job.max_tokens for job, _ in owners)
         ids = torch.zeros((n_rows, n_steps), dtype=torch.long, device=self.device)
         logprobs = torch.zeros((n_rows, n_steps), device=self.device)
         lengths = torch.zeros(n_rows, dtype=torch.long, device=self.device)
@@ -256,15 +283,14 @@ class Decoder:
         alive = torch.ones(n_rows, dtype=torch.bool, device=self.device)
         cache = buffered_cache(running.layers, running.length)
         for step in range(n_steps):
-            chosen, chances = choose(
-                logits, rows.keys[:, step], rows.temperature, rows.top_p, self.suppressed
-            )
-            ids[rows.place[alive], step] = chosen[alive]
-            logprobs[rows.place[alive], step] = chances[alive]
-            lengths[rows.place[alive]] = step + 1
-            over = torch.isin(chosen, self.end_ids) | self._stopped(
-                chosen, ids, rows, alive, owners, step + 1
-            )
+            keys = rows.keys[:, step]
+            chosen, chances = choose(logits, keys, rows.temperature, rows.top_p, self.suppressed)
+            row_places = rows.place[alive]
+            ids[row_places, step] = chosen[alive]
+            logprobs[row_places, step] = chances[alive]
+            lengths[row_places] = step + 1
+            over = torch.isin(chosen, self.end_ids)
+            over |= self._stopped(chosen, ids, rows, alive, owners, step + 1)
             ended[rows.place[alive & over]] = True
             alive &= ~over & (rows.max_tokens > step + 1)
             n_alive = int(alive.sum())
@@ -272,33 +298,26 @@ class Decoder:
                 break
             if n_alive <= alive.numel() // 2:
                 going = alive.nonzero()[:, 0]
-                running = _Running(
-                    gather_rows(layers_of(cache), going),
-                    running.mask[going],
-                    running.positions[going],
-                    running.length,
-                )
-                rows, chosen, alive = rows.at(going), chosen[going], alive[going]
+                running = running.at(going, layers_of(cache))
                 cache = buffered_cache(running.layers, running.length)
+                rows = rows.at(going)
+                chosen = chosen[going]
+                alive = alive[going]
             running.length += 1
-            logits = self._forward(
-                chosen[:, None],
-                running.mask[:, : running.length],
-                running.positions[:, None],
-                cache,
-            )
+            mask = running.mask[:, : running.length]
+            logits = self._forward(chosen[:, None], mask, running.positions[:, None], cache)
             running.positions += alive  # positions of finished rows could exceed the model's limit
         return _collect(ids, logprobs, lengths, ended)
 
     def _rows(self, owners: Sequence[tuple[Job, int]]) -> _Rows:
+        jobs = [job for job, _ in owners]
+        seeds = [seed % 2**64 for _, seed in owners]
         return _Rows(
             torch.arange(len(owners), device=self.device),
-            step_keys(
-                [seed % 2**64 for _, seed in owners], max(job.max_tokens for job, _ in owners)
-            ),
-            torch.tensor([job.temperature for job, _ in owners], device=self.device),
-            torch.tensor([job.top_p for job, _ in owners], device=self.device),
-            torch.tensor([job.max_tokens for job, _ in owners], device=self.device),
+            step_keys(seeds, max(job.max_tokens for job in jobs)),
+            torch.tensor([job.temperature for job in jobs], device=self.device),
+            torch.tensor([job.top_p for job in jobs], device=self.device),
+            torch.tensor([job.max_tokens for job in jobs], device=self.device),
         )
 
     def _stopped(
@@ -310,28 +329,41 @@ class Decoder:
         owners: Sequence[tuple[Job, int]],
         n_tokens: int,
     ) -> Tensor:
-        """Return which rows end with a stop string; only rows whose last token may end one are decoded."""
+        """Return which rows end with a stop string.
+
+        Only rows whose last token may end one are decoded.
+        """
         stopped = torch.zeros_like(alive)
         if self.to_text is None or not any(job.stop for job, _ in owners):
             return stopped
-        tokens, indices = chosen.tolist(), rows.place.tolist()
+        tokens = chosen.tolist()
+        indices = rows.place.tolist()
         for row in alive.nonzero()[:, 0].tolist():
-            token, index = tokens[row], indices[row]
-            stop = owners[index][0].stop
+            token = tokens[row]
+            index = indices[row]
+            job, _ = owners[index]
             if token not in self._texts:
                 self._texts[token] = self.to_text([token])
-            # Decoding a single token strips spaces, and tokens may split other characters than ASCII.
-            if any(
-                mark[-1] in self._texts[token] or mark[-1] == " " or not mark.isascii()
-                for mark in stop
-            ):
+            if any(_may_end(mark, self._texts[token]) for mark in job.stop):
                 text = self.to_text(ids[index, :n_tokens].tolist())
-                stopped[row] = any(mark in text for mark in stop)
+                stopped[row] = any(mark in text for mark in job.stop)
         return stopped
 
 
+def _may_end(mark: str, text: str) -> bool:
+    """Return whether a token with this text may end a stop string.
+
+    Decoding a single token strips spaces, and tokens may split other characters than ASCII.
+    """
+    last = mark[-1]
+    return last in text or last == " " or not mark.isascii()
+
+
 def _collect(ids: Tensor, logprobs: Tensor, lengths: Tensor, ended: Tensor) -> list[Generated]:
-    table = zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), ended.tolist(), strict=True)
-    return [
-        Generated(tuple(i[:n]), tuple(p[:n]), "stop" if end else "length") for i, p, n, end in table
-    ]
+    rows = zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), ended.tolist(), strict=True)
+    completions = []
+    for row_ids, row_logprobs, n, has_end in rows:
+        finish_reason = "stop" if has_end else "length"
+        completion = Generated(tuple(row_ids[:n]), tuple(row_logprobs[:n]), finish_reason)
+        completions.append(completion)
+    return completions

@@ -17,7 +17,8 @@ KeyValues = list[tuple[Tensor, Tensor]]
 class BufferLayer(DynamicLayer):
     """A cache layer with preallocated buffers for keys and values.
 
-    The layer in transformers copies its tensors at each token, which takes longer than a small model's forward pass.
+    The layer in transformers copies its tensors at each token, which takes longer than a small
+    model's forward pass.
     """
 
     keys: Tensor
@@ -37,16 +38,18 @@ class BufferLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.keys, self.values = key_states, value_states
+            self.keys = key_states
+            self.values = value_states
             self.length = key_states.shape[-2]
             return key_states, value_states
-        end = self.length + key_states.shape[-2]
+        start = self.length
+        end = start + key_states.shape[-2]
         if end <= self.keys.shape[-2]:
-            self.keys[:, :, self.length : end] = key_states
-            self.values[:, :, self.length : end] = value_states
+            self.keys[:, :, start:end] = key_states
+            self.values[:, :, start:end] = value_states
         else:
-            self.keys = torch.cat([self.keys[:, :, : self.length], key_states], dim=-2)
-            self.values = torch.cat([self.values[:, :, : self.length], value_states], dim=-2)
+            self.keys = torch.cat([self.keys[:, :, :start], key_states], dim=-2)
+            self.values = torch.cat([self.values[:, :, :start], value_states], dim=-2)
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
@@ -55,7 +58,7 @@ class BufferLayer(DynamicLayer):
 
 
 def buffered_cache(layers: KeyValues | None = None, length: int = 0) -> Cache:
-    """Return a cache for the model's forward pass: empty, or over buffers with ``length`` slots in use."""
+    """Return a cache for the model: empty, or over buffers with ``length`` slots in use."""
     if layers is None:
         return Cache(layer_class_to_replicate=BufferLayer)
     return Cache(layers=[BufferLayer(keys, values, length) for keys, values in layers])
@@ -69,7 +72,8 @@ def layers_of(cache: Cache) -> KeyValues:
 class PrefixCache:
     """LRU cache of the keys and values of prompt prefixes.
 
-    Prefixes are stored when they occur for the second time, so that a prefix of a single prompt takes no memory.
+    Prefixes are stored when they occur for the second time, so that a prefix of a single prompt
+    takes no memory.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -79,7 +83,10 @@ class PrefixCache:
         self._sightings: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def wanted(self, prefix: tuple[int, ...], n_sightings: int) -> bool:
-        """Count ``n_sightings`` more prompts with this prefix; return True once it is stored or was seen twice."""
+        """Count ``n_sightings`` more prompts with this prefix.
+
+        Return True once it is stored or was seen twice.
+        """
         if prefix in self._entries:
             return True
         seen = self._sightings.pop(prefix, 0) + n_sightings
@@ -89,17 +96,25 @@ class PrefixCache:
         return seen > 1
 
     def get(self, prefix: tuple[int, ...]) -> KeyValues | None:
-        """Return the keys and values of a prefix, as tensors with ``n_rows`` = 1; None if the prefix is not stored."""
-        entry = self._entries.get(prefix)
-        if entry is None:
+        """Return the keys and values of a prefix, as tensors with ``n_rows`` = 1.
+
+        None if the prefix is not stored.
+        """
+        if prefix not in self._entries:
             return None
         self._entries.move_to_end(prefix)
         self.hits += 1
-        return entry[0]
+        layers, _ = self._entries[prefix]
+        return layers
 
     def put(self, prefix: tuple[int, ...], layers: KeyValues) -> None:
-        """Store a prefix that fits in ``max_bytes``; evict the least recently used prefixes beyond that limit."""
-        n_bytes = sum(tensor.numel() * tensor.element_size() for pair in layers for tensor in pair)
+        """Store a prefix that fits in ``max_bytes``.
+
+        Evict the least recently used prefixes beyond that limit.
+        """
+        n_bytes = 0
+        for keys, values in layers:
+            n_bytes += keys.nbytes + values.nbytes
         if n_bytes > self.max_bytes:
             return
         self._entries[prefix] = (layers, n_bytes)
@@ -122,8 +137,8 @@ def place(
 ) -> KeyValues:
     """Copy prefilled parts into common buffers, aligned at their last prompt token.
 
-    A part is (keys and values, rows to copy (n,), rows of the buffers to fill (n,)). ``end`` is the slot after the last
-    prompt token; ``capacity`` is the number of slots.
+    A part is (keys and values, rows to copy (n,), rows of the buffers to fill (n,)). ``end`` is the
+    slot after the last prompt token; ``capacity`` is the number of slots.
     """
     placed: KeyValues = []
     for layer, pair in enumerate(parts[0][0]):

@@ -1,4 +1,7 @@
-"""Models in this process: one class per architecture, for loading, encoding, generation and log-probabilities."""
+"""Models in this process: loading, encoding, generation and log-probabilities.
+
+There is one class per architecture.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +48,27 @@ class CausalModel:
         from leret.policies.local.decoder import Decoder
         from leret.policies.local.kv_cache import PrefixCache
 
-        self.network, self.tokenizer = network, tokenizer
-        settings, config = network.generation_config, network.config.get_text_config(decoder=True)
+        self.network = network
+        self.tokenizer = tokenizer
+        settings = network.generation_config
+        config = network.config.get_text_config(decoder=True)
         kinds = set(getattr(config, "layer_types", None) or ())
-        if unknown := kinds - {"full_attention", "sliding_attention"}:
-            raise _unsupported(
-                name, network.config.model_type, f"layers of kind {', '.join(sorted(unknown))}"
-            )
-        windows = (
-            getattr(config, key, None) for key in ("sliding_window", "window_size")
-        )  # Mistral's, GPT-Neo's
-        sliding = "sliding_attention" in kinds if kinds else any(windows)
+        unknown = kinds - {"full_attention", "sliding_attention"}
+        if unknown:
+            layers = f"layers of kind {', '.join(sorted(unknown))}"
+            raise _unsupported(name, network.config.model_type, layers)
+        if kinds:
+            sliding = "sliding_attention" in kinds
+        else:  # Mistral's key, GPT-Neo's key
+            sliding = any(getattr(config, key, None) for key in ("sliding_window", "window_size"))
         self.encoder = PromptEncoder(tokenizer, positions(network), name, enable_thinking)
         self.decoder = Decoder(
             network,
             end_ids=self.encoder.set_ends(settings.eos_token_id),
             suppressed=settings.suppress_tokens or (),
             to_text=self.encoder.to_text,
-            # Padding follows a shared prefix, and a sliding window would count it as tokens: do not share prefixes.
+            # Padding follows a shared prefix, and a sliding window would count it as tokens: do not
+            # share prefixes.
             prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
         )
 
@@ -71,14 +77,20 @@ class CausalModel:
         return self.encoder.encode(messages)
 
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
-        """Complete all prompts in one batch; return one completion per seed for each job, in order."""
-        return [
-            [
-                self.encoder.completion(len(job.token_ids), one, job.stop, job.tools)
-                for one in generated
-            ]
-            for job, generated in zip(jobs, self.decoder.run(jobs), strict=True)
-        ]
+        """Complete all prompts in one batch.
+
+        Return one completion per seed for each job, in order.
+        """
+        completions = []
+        for job, samples in zip(jobs, self.decoder.run(jobs), strict=True):
+            n_prompt = len(job.token_ids)
+            completions.append(
+                [
+                    self.encoder.completion(n_prompt, sample, job.stop, job.tools)
+                    for sample in samples
+                ]
+            )
+        return completions
 
     def renew(self) -> None:
         """Clear the caches; call it after each change of the weights."""
@@ -91,12 +103,16 @@ class CausalModel:
 
     @staticmethod
     def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
-        """Return the (n_tokens,) float32 log-probabilities of a completion, with gradients if they are enabled."""
+        """Return the (n_tokens,) float32 log-probabilities of a completion, with gradients."""
         import torch
 
-        ids = torch.tensor([[*prompt, *completion]], device=next(network.parameters()).device)
-        logits = network(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-        return torch.log_softmax(logits, dim=-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        device = next(network.parameters()).device
+        ids = torch.tensor([[*prompt, *completion]], device=device)
+        output = network(input_ids=ids, use_cache=False)
+        logits = output.logits[0, len(prompt) - 1 : -1].float()
+        logprobs = torch.log_softmax(logits, dim=-1)
+        targets = ids[0, len(prompt) :, None]
+        return logprobs.gather(-1, targets)[:, 0]
 
 
 ARCHITECTURES = {"decoder": CausalModel}
@@ -104,7 +120,10 @@ ARCHITECTURES = {"decoder": CausalModel}
 
 
 def architecture_of(network: Any) -> type[CausalModel]:
-    """Return the model class for a loaded network; raise PolicyError if leret does not support the architecture."""
+    """Return the model class for a loaded network.
+
+    Raise PolicyError if leret does not support the architecture.
+    """
     return _architecture(
         network.config.is_encoder_decoder, network.config.model_type, network.config.name_or_path
     )
@@ -119,16 +138,16 @@ def _architecture(is_encoder_decoder: bool, kind: object, place: object) -> type
 
 def _unsupported(place: object, kind: object, part: str) -> PolicyError:
     return PolicyError(
-        f"{place} ({kind}) has {part}, which policies of kind local do not support; serve the model with vLLM or "
-        "SGLang, and set policy.kind: openai"
+        f"{place} ({kind}) has {part}, which policies of kind local do not support; serve the "
+        "model with vLLM or SGLang, and set policy.kind: openai"
     )
 
 
 def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> CausalModel:
     """Load a model directory in evaluation mode; an adapter is merged into its base model.
 
-    ``device: auto`` selects CUDA if available. ``dtype: auto`` selects float32 on a CPU, and the saved dtype elsewhere.
-    ``name`` is the model's name for errors.
+    ``device: auto`` selects CUDA if available. ``dtype: auto`` selects float32 on a CPU, and the
+    saved dtype elsewhere. ``name`` is the model's name for errors.
     """
     place, base = pick_device(settings.device), adapter_base(path)
     dtype = "float32" if settings.dtype == "auto" and place == "cpu" else settings.dtype
@@ -146,7 +165,11 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
 def stop_ids(model: Any) -> tuple[int, ...]:
     """Return the token ids that stop generation."""
     value = getattr(model.generation_config, "eos_token_id", None)
-    return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        return tuple(value)
+    return (int(value),)
 
 
 @contextmanager
@@ -161,7 +184,9 @@ def evaluation_mode(network: Any) -> Iterator[None]:
 
 
 def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
-    """Load a network on the CPU. Missing weights raise PolicyError; transformers would initialize them randomly.
+    """Load a network on the CPU. Missing weights raise PolicyError.
+
+    The library transformers would initialize them randomly.
 
     ``settings`` are passed to ``from_pretrained``.
     """
@@ -193,8 +218,9 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
         SafetensorError,
     ) as error:
         raise PolicyError(
-            f"{architecture.auto_class} cannot load {path} ({reason(error)}); check its config.json, or serve the "
-            "model with an engine that supports it, and set policy.kind: openai"
+            f"{architecture.auto_class} cannot load {path} ({reason(error)}); check its "
+            "config.json, or serve the model with an engine that supports it, and set "
+            "policy.kind: openai"
         ) from error
     network, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
@@ -207,7 +233,10 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
 
 
 def merge_into(network: Any, path: Path) -> Any:
-    """Merge the adapter in ``path`` into its base network; raise `PolicyError` if the adapter does not fit."""
+    """Merge the adapter in ``path`` into its base network.
+
+    Raise `PolicyError` if the adapter does not fit.
+    """
     from peft import PeftModel
 
     try:

@@ -27,8 +27,8 @@ _TINY = 10_000_000  # parameters; a smaller model is faster with one thread
 class LocalPolicy(SharedInstance):
     """A Hugging Face model in this process. Safe to use from several threads and event loops.
 
-    End tokens and suppressed tokens come from the model's ``generation_config``. Temperature, top-p and lengths come
-    from each request.
+    End tokens and suppressed tokens come from the model's ``generation_config``. Temperature, top-p
+    and lengths come from each request.
     """
 
     def __init__(self, settings: LocalPolicySettings) -> None:
@@ -49,13 +49,15 @@ class LocalPolicy(SharedInstance):
         digest: str,
         enable_thinking: bool | None = None,
     ) -> LocalPolicy:
-        """Return a policy over a loaded network. If the network is being trained, call `renew` after each update.
+        """Return a policy over a loaded network.
 
-        The network is switched to evaluation mode during decoding. While requests are pending, its weights must not
-        change and no other thread may use the network.
+        If the network is being trained, call `renew` after each update.
 
-        ``model`` is a transformers model, or a peft model with an active adapter. ``digest`` is the digest of the
-        current weights.
+        The network is switched to evaluation mode during decoding. While requests are pending, its
+        weights must not change and no other thread may use the network.
+
+        ``model`` is a transformers model, or a peft model with an active adapter. ``digest`` is the
+        digest of the current weights.
         """
         self = cls.__new__(cls)
         network = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -109,11 +111,17 @@ class LocalPolicy(SharedInstance):
         return await asyncio.wrap_future(self.submit(request))
 
     def submit(self, request: Request) -> Future[list[Completion]]:
-        """Queue a request from any thread; raise `PolicyError` if the prompt is too long or the policy is closed."""
+        """Queue a request from any thread.
+
+        Raise `PolicyError` if the prompt is too long or the policy is closed.
+        """
         return self._submit([request])[0]
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Complete requests synchronously. The batches depend only on the requests, not on timing."""
+        """Complete requests synchronously.
+
+        The batches depend only on the requests, not on timing.
+        """
         return [future.result() for future in self._submit(requests)]
 
     def _submit(self, requests: Sequence[Request]) -> list[Future[list[Completion]]]:
@@ -198,8 +206,9 @@ class LocalPolicy(SharedInstance):
         if len(jobs) == 1:
             job = jobs[0]
             too_large = PolicyError(
-                f"{self.name} ran out of memory on one request ({len(job.token_ids)} prompt tokens, "
-                f"{len(job.seeds)} samples of {job.max_tokens} tokens); reduce max_tokens or the samples per prompt"
+                f"{self.name} ran out of memory on one request ({len(job.token_ids)} prompt "
+                f"tokens, {len(job.seeds)} samples of {job.max_tokens} tokens); reduce max_tokens "
+                "or the samples per prompt"
             )
             too_large.__cause__ = error
             return [too_large]  # other requests in the batch may still fit
@@ -212,7 +221,7 @@ def out_of_memory(error: Exception) -> bool:
     """Return whether torch or Python could not allocate memory."""
     import torch
 
-    signs = ("can't allocate memory", "out of memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        sign in str(error) for sign in signs
-    )
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    message = str(error)
+    return "can't allocate memory" in message or "out of memory" in message

@@ -15,22 +15,28 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1024
-"""Tokens per block. In a larger vocabulary, first a block is drawn, then a token in it, which needs less noise."""
+"""Tokens per block.
+
+In a larger vocabulary, first a block is drawn, then a token in it, which needs less noise.
+"""
 
 
 def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:
     """Return one noise key per seed and step: (n_seeds, n_steps) uint64."""
-    return _mix(
-        _mix(np.array(seeds, dtype=np.uint64))[:, None] + np.arange(n_steps, dtype=np.uint64)
-    )
+    seed_keys = _mix(np.array(seeds, dtype=np.uint64))
+    steps = np.arange(n_steps, dtype=np.uint64)
+    return _mix(seed_keys[:, None] + steps)
 
 
 def exponentials(keys: np.ndarray, n: int) -> Tensor:
-    """Return exponential noise with mean 1, (n_keys, n) float64. Each number depends only on its key and column."""
-    bits = _mix(keys[:, None] + np.arange(n, dtype=np.uint64))
-    uniform = (
-        (bits >> 12) + 0.5
-    ) * 2.0**-52  # 52 bits plus one half: exact in float64, and never 0 or 1
+    """Return exponential noise with mean 1, (n_keys, n) float64.
+
+    Each number depends only on its key and column.
+    """
+    columns = np.arange(n, dtype=np.uint64)
+    bits = _mix(keys[:, None] + columns)
+    # 52 bits plus one half: exact in float64, and never 0 or 1.
+    uniform = ((bits >> 12) + 0.5) * 2.0**-52
     return -torch.log(torch.from_numpy(uniform))
 
 
@@ -55,19 +61,21 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row: the token with the maximum of probability / exponential noise.
 
-    This is the Gumbel-max trick without its logarithm. The other rows of a batch may change the last digits of float32
-    logits. This changes a draw only if the two largest quotients are equal in all other digits.
+    This is the Gumbel-max trick without its logarithm. The other rows of a batch may change the
+    last digits of float32 logits. This changes a draw only if the two largest quotients are equal
+    in all other digits.
 
     Args:
         logits: (n_rows, n_vocabulary) float32; overwritten at the suppressed tokens.
         keys: (n_rows,) uint64, the noise keys of this step.
         temperature: (n_rows,) float32; 0 selects the most likely token.
-        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of top tokens with this total probability.
+        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of top tokens with this
+            total probability.
         suppressed: (n,) int64, tokens that are never chosen.
 
     Returns:
-        Token ids (n_rows,) int64 and their natural log-probabilities (n_rows,) float32 under the model's distribution
-        at temperature 1 without suppression.
+        Token ids (n_rows,) int64 and their natural log-probabilities (n_rows,) float32 under the
+        model's distribution at temperature 1 without suppression.
 
     Source: top-p after Holtzman et al., arXiv 1904.09751.
     """
@@ -88,19 +96,24 @@ def _draw(weights: Tensor, keys: np.ndarray) -> Tensor:
     n = weights.shape[1]
     if n <= _BLOCK:
         return _race(weights, exponentials(keys, n))
-    noise = exponentials(keys, _BLOCK + -(-n // _BLOCK))
+    n_blocks = -(-n // _BLOCK)
+    noise = exponentials(keys, _BLOCK + n_blocks)
     blocks = pad(weights, (0, -n % _BLOCK)).unflatten(1, (-1, _BLOCK))
     block = _race(blocks.sum(dim=-1), noise[:, _BLOCK:])
-    within = blocks[torch.arange(len(blocks), device=blocks.device), block]
-    return block * _BLOCK + _race(within, noise[:, :_BLOCK])
+    rows = torch.arange(len(blocks), device=blocks.device)
+    within = _race(blocks[rows, block], noise[:, :_BLOCK])
+    return block * _BLOCK + within
 
 
 def _race(weights: Tensor, noise: Tensor) -> Tensor:
-    return (weights / noise.to(weights.device)).argmax(dim=-1)
+    quotients = weights / noise.to(weights.device)
+    return quotients.argmax(dim=-1)
 
 
 def _nucleus(weights: Tensor, top_p: Tensor) -> Tensor:
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    outside = ordered.cumsum(dim=-1) - ordered >= top_p[:, None]
+    before = ordered.cumsum(dim=-1) - ordered
+    outside = before >= top_p[:, None]
     outside &= (top_p < 1)[:, None]
-    return weights.masked_fill(torch.zeros_like(outside).scatter(1, order, outside), 0.0)
+    mask = torch.zeros_like(outside).scatter(1, order, outside)
+    return weights.masked_fill(mask, 0.0)

@@ -1,4 +1,7 @@
-"""Embedding pickers: Q(s, a) is the similarity of the state's and the candidate's embeddings (arXiv 2511.07328)."""
+"""Embedding pickers: Q(s, a) is the similarity of the state's and the candidate's embeddings.
+
+Source: Q-RAG, arXiv 2511.07328.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from leret.config.policy import EncoderSettings
@@ -18,18 +22,20 @@ from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
 
+Array = NDArray[np.float64]
+
 SEPARATOR = ". "  # between a candidate's title and text, like `DenseSettings.separator`
 _CHUNK_TEXTS = 128
-_CHUNK_NUMBERS = (
-    2**19
-)  # floats per batch of inner products without gradients, to fit a core's cache
+_CHUNK_NUMBERS = 2**19
+"""Floats per batch of inner products without gradients, to fit a core's cache."""
+
 _CACHE_BYTES = 2**28
-_CACHE_TEXTS = (
-    2**16
-)  # maximum number of texts with cached token ids; the cache is emptied when full
-_BASE = (
-    1000.0  # base of the rotation speeds: the slowest plane turns once per about 6,000 positions
-)
+_CACHE_TEXTS = 2**16
+"""Maximum number of texts with cached token ids; the cache is emptied when full."""
+
+_BASE = 1000.0
+"""Base of the rotation speeds: the slowest plane turns once per about 6,000 positions."""
+
 _SCRATCH_TOKENS = 256
 _SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
 _HEAD = 32
@@ -50,49 +56,44 @@ class EncoderQ:
 
     def fit(self, choices: Sequence[Choice]) -> None:
         """Create untrained encoders, with a vocabulary of the words in these choices."""
-        texts = [
-            text
-            for choice in choices
-            for text in (self._state(choice, " "), *self._actions([choice]))
-        ]
-        self._take(
-            [scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)]
-        )
+        texts = []
+        for choice in choices:
+            texts.append(self._state(choice, " "))
+            texts += self._actions([choice])
+        seed = self.settings.seed
+        self._take([scratch_encoder(texts, self.settings, seed + i) for i in range(2)])
 
     def q(
         self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
     ) -> Tensor:
-        texts, positions = self._actions(choices), positions_of(choices, self.settings.positions)
-        states, rows_of_states = self._embed_states(
-            [self._state(choice, self._separator) for choice in choices]
-        )
-        whose = rows_of_states.repeat_interleave(
-            torch.tensor([len(choice.candidates) for choice in choices])
-        )
+        texts = self._actions(choices)
+        positions = positions_of(choices, self.settings.positions)
+        state_texts = [self._state(choice, self._separator) for choice in choices]
+        states, state_rows = self._embed_states(state_texts)
+        sizes = torch.tensor([len(choice.candidates) for choice in choices])
+        state_rows = state_rows.repeat_interleave(sizes)
         if only is not None:
-            texts, whose, positions = [texts[i] for i in only], whose[only], positions[only]
+            texts = [texts[i] for i in only]
+            state_rows = state_rows[only]
+            positions = positions[only]
         embeddings, rows = self._embed_actions(texts, cached)
         n = len(rows) if torch.is_grad_enabled() else max(1, _CHUNK_NUMBERS // states.shape[1])
         values: list[Tensor] = []
         for start in range(0, len(rows), n):
             part = slice(start, start + n)
+            part_states = states if len(states) == 1 else states[state_rows[part]]
+            actions = _take_rows(embeddings, rows[part])
             at = None if self.settings.positions == "none" else positions[part]
-            asked = states if len(states) == 1 else states[whose[part]]
-            taken = rows[part]
-            in_order = bool(
-                (taken.diff() == 1).all()
-            )  # true if they are a whole document: a slice needs no copy
-            actions = embeddings[taken[0] : taken[-1] + 1] if in_order else embeddings[taken]
-            values.append(rotated_products(asked, actions, at))
+            values.append(rotated_products(part_states, actions, at))
         similarity = torch.cat(values, dim=1)
         if self.settings.similarity == "cosine":  # the embeddings have length 1
             similarity = similarity * math.sqrt(states.shape[1])
         if not self.settings.score_weight:
             return similarity
-        scores = standard_scores(choices)[slice(None) if only is None else only].to(
-            similarity.device
-        )
-        return similarity + self.settings.score_weight * scores
+        scores = standard_scores(choices)
+        if only is not None:
+            scores = scores[only]
+        return similarity + self.settings.score_weight * scores.to(similarity.device)
 
     def renew(self) -> None:
         self._embed_actions.renew()
@@ -106,136 +107,160 @@ class EncoderQ:
         self._take([_load(directory / name) for name in ("state", "action")])
 
     def _take(self, encoders: Sequence[Any]) -> None:
-        encoders = [
-            _normalized(encoder, self.settings.similarity == "cosine") for encoder in encoders
-        ]
-        device, length = pick_device(self.settings.device), self.settings.max_length
-        self.module = (
-            nn.ModuleDict(dict(zip(("state", "action"), encoders, strict=True))).to(device).eval()
-        )
-        self._embed_states, self._embed_actions = (
-            Embedder(encoder, length) for encoder in encoders
-        )
-        self._separator = f" {encoders[0].tokenizer.sep_token or ''} "
+        settings = self.settings
+        normalize = settings.similarity == "cosine"
+        state = _normalized(encoders[0], normalize)
+        action = _normalized(encoders[1], normalize)
+        device = pick_device(settings.device)
+        self.module = nn.ModuleDict({"state": state, "action": action}).to(device).eval()
+        self._embed_states = Embedder(state, settings.max_length)
+        self._embed_actions = Embedder(action, settings.max_length)
+        self._separator = f" {state.tokenizer.sep_token or ''} "
 
     def _state(self, choice: Choice, separator: str) -> str:
         context = " ".join(value for value in choice.context.values() if isinstance(value, str))
         picked = list(choice.picked)
-        if self.settings.order == "document" and all(one.position is not None for one in picked):
-            picked.sort(key=lambda one: one.position or 0)
-        return self.settings.query_prefix + separator.join([context, *map(_text, picked)])
+        have_positions = all(candidate.position is not None for candidate in picked)
+        if self.settings.order == "document" and have_positions:
+            picked.sort(key=lambda candidate: candidate.position or 0)
+        texts = [context, *map(_text, picked)]
+        return self.settings.query_prefix + separator.join(texts)
 
     def _actions(self, choices: Sequence[Choice]) -> list[str]:
-        prefix, whole = (
-            self.settings.document_prefix,
-            [one for choice in choices for one in choice.candidates],
-        )
-        texts = [one.text if one.text and not one.title else _text(one) for one in whole]
-        return [prefix + text for text in texts] if prefix else texts
+        prefix = self.settings.document_prefix
+        texts = []
+        for choice in choices:
+            for candidate in choice.candidates:
+                has_only_text = candidate.text and not candidate.title
+                text = candidate.text if has_only_text else _text(candidate)
+                texts.append(prefix + text)
+        return texts
+
+
+def _take_rows(embeddings: Tensor, rows: Tensor) -> Tensor:
+    """Return rows of the embeddings; successive rows (a document) as a slice, uncopied."""
+    if bool((rows.diff() == 1).all()):
+        return embeddings[rows[0] : rows[-1] + 1]
+    return embeddings[rows]
 
 
 class Embedder:
     """Computes embeddings with a sentence-transformers model, with gradients if enabled."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
-        self._model, self._ids = model, TokenIds(model, max_length)
+        self._model = model
+        self._ids = TokenIds(model, max_length)
         self.renew()
 
     def renew(self) -> None:
-        self._places: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
         self._cache: Tensor | None = None
 
     def __call__(self, texts: Sequence[str], cached: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of the distinct texts, (n, d), and the row of each text in them, (n_texts,).
+        """Return the embeddings of the distinct texts, (n, d), and each text's row, (n_texts,).
 
-        With ``cached``, new texts are added to the cache, and all embeddings in the cache are returned.
+        With ``cached``, new texts are added to the cache, and all embeddings in the cache are
+        returned.
         """
-        if not cached or (self._cache is not None and self._cache.nbytes > _CACHE_BYTES):
-            places, embeddings = dict[str, int](), None
-        else:
-            places, embeddings = self._places, self._cache
-        rows = list(map(places.get, texts))
-        if embeddings is None or None in rows:
-            new = list(
-                dict.fromkeys(text for text, row in zip(texts, rows, strict=True) if row is None)
-            )
+        row_of: dict[str, int] = {}
+        embeddings: Tensor | None = None
+        if cached and (self._cache is None or self._cache.nbytes <= _CACHE_BYTES):
+            row_of = self._rows
+            embeddings = self._cache
+        new = list(dict.fromkeys(text for text in texts if text not in row_of))
+        if embeddings is None or new:
             added = self._embed(self._ids(new))
             embeddings = added if embeddings is None else torch.cat([embeddings, added])
-            places |= {text: len(places) + i for i, text in enumerate(new)}
-            rows = list(map(places.get, texts))
+            for text in new:
+                row_of[text] = len(row_of)
         if cached:
-            self._places, self._cache = places, embeddings
-        return embeddings, torch.from_numpy(np.array(rows))
+            self._rows = row_of
+            self._cache = embeddings
+        rows = np.array([row_of[text] for text in texts])
+        return embeddings, torch.from_numpy(rows)
 
     def _embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
         order = np.argsort([len(text) for text in ids], kind="stable")
-        starts = range(0, len(ids), _CHUNK_TEXTS)
-        parts = [
-            self._embed_chunk([ids[i] for i in order[start : start + _CHUNK_TEXTS]])
-            for start in starts
-        ]
+        parts = []
+        for start in range(0, len(ids), _CHUNK_TEXTS):
+            chunk = order[start : start + _CHUNK_TEXTS]
+            parts.append(self._embed_chunk([ids[i] for i in chunk]))
         return torch.cat(parts)[torch.from_numpy(order).argsort()]
 
     def _embed_chunk(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        width, pad = max(map(len, ids)), self._model.tokenizer.pad_token_id
+        lengths = [len(text) for text in ids]
+        width = max(lengths)
+        pad = self._model.tokenizer.pad_token_id
         padded = torch.tensor([[*text, *[pad] * (width - len(text))] for text in ids])
-        mask = torch.arange(width) < torch.tensor([len(text) for text in ids])[:, None]
-        inputs = {"input_ids": padded, "attention_mask": mask.long()}
-        output = self._model({name: one.to(self._model.device) for name, one in inputs.items()})
+        mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+        device = self._model.device
+        inputs = {"input_ids": padded.to(device), "attention_mask": mask.long().to(device)}
+        output = self._model(inputs)
         embeddings: Tensor = output["sentence_embedding"].float()
         return embeddings
 
 
 class TokenIds(SharedInstance):
-    """Cache of token ids by text. In training, the network and its target network read each text many times."""
+    """Cache of token ids by text.
+
+    In training, the network and its target network read each text many times.
+    """
 
     def __init__(self, model: Any, max_length: int | None) -> None:
+        limits = (max_length or 2**20, model.max_seq_length or 2**20)
         self._tokenizer = deepcopy(model.tokenizer.backend_tokenizer)
         self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(min(max_length or 2**20, model.max_seq_length or 2**20))
+        self._tokenizer.enable_truncation(min(limits))
         self._ids: dict[str, list[int]] = {}
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
         ids = self._ids if len(self._ids) < _CACHE_TEXTS else {}
         new = [text for text in texts if text not in ids]
-        ids |= {
-            text: one.ids
-            for text, one in zip(new, self._tokenizer.encode_batch_fast(new), strict=True)
-        }
+        encodings = self._tokenizer.encode_batch_fast(new)
+        for text, encoding in zip(new, encodings, strict=True):
+            ids[text] = encoding.ids
         self._ids = ids
         return [ids[text] for text in texts]
 
 
 def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
-    """Return the positions of all choices' candidates, (n,) float32; 0 for candidates without a position.
+    """Return the positions of all choices' candidates, (n,) float32.
 
-    Absolute positions are positions in the document. Relative positions depend on the sorted positions b_1, b_2, ... of
-    the picked chunks: position i between b_j and b_{j+1} becomes 10 j + 9 (i - b_j) / (b_{j+1} - b_j). Here b_0 is -1,
-    and the last b is the largest position + 1.
+    0 for candidates without a position.
+
+    Absolute positions are positions in the document. Relative positions depend on the sorted
+    positions b_1, b_2, ... of the picked chunks: position i between b_j and b_{j+1} becomes 10 j +
+    9 (i - b_j) / (b_{j+1} - b_j). Here b_0 is -1, and the last b is the largest position + 1.
 
     Source: relative positional encoding of Q-RAG, arXiv 2511.07328, section 3.
     """
-    positions = []
+    parts = []
     for choice in choices:
-        places = np.array(
-            [one.position for one in choice.candidates], np.float64
-        )  # None becomes NaN
+        # None becomes NaN.
+        positions = np.array([chunk.position for chunk in choice.candidates], np.float64)
         if kind == "relative":
-            picked = sorted(one.position for one in choice.picked if one.position is not None)
-            ends = np.array(
-                [-1.0, *picked, np.fmax.reduce(places, initial=max(picked, default=-1.0)) + 1]
-            )
-            j = np.searchsorted(np.array(picked), places, side="right")
-            places = 10 * j + 9 * (places - ends[j]) / (ends[j + 1] - ends[j])
-        positions.append(places)
-    return torch.from_numpy(np.nan_to_num(np.concatenate(positions)).astype(np.float32))
+            positions = _relative(positions, choice.picked)
+        parts.append(positions)
+    numbers = np.nan_to_num(np.concatenate(parts))
+    return torch.from_numpy(numbers.astype(np.float32))
+
+
+def _relative(positions: Array, picked: Sequence[Candidate]) -> Array:
+    bounds = sorted(chunk.position for chunk in picked if chunk.position is not None)
+    last = np.fmax.reduce(positions, initial=max(bounds, default=-1.0))
+    ends = np.array([-1.0, *bounds, last + 1])
+    j = np.searchsorted(np.array(bounds), positions, side="right")
+    lengths = ends[j + 1] - ends[j]
+    relative: Array = 10 * j + 9 * (positions - ends[j]) / lengths
+    return relative
 
 
 def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) -> Tensor:
-    """Return inner products of states and position-rotated actions, divided by sqrt(d), for two heads.
+    """Return inner products of states and rotated actions, divided by sqrt(d), for two heads.
 
-    A vector has shape (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at a different speed,
-    and speeds alternate between the heads. Each head's product is doubled, so that their mean is the full product.
+    A vector has shape (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at a
+    different speed, and speeds alternate between the heads. Each head's product is doubled, so that
+    their mean is the full product.
 
     Args:
         states: (n, d), d a multiple of 4; (1, d) is one state for all actions.
@@ -248,37 +273,48 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     Source: rotary position embedding, arXiv 2104.09864, equation 34.
     """
     d = actions.shape[1]
-    (x, y), (u, v) = (vectors.reshape(-1, 2, 2, d // 4).unbind(1) for vectors in (states, actions))
+    x, y = states.reshape(-1, 2, 2, d // 4).unbind(1)
+    u, v = actions.reshape(-1, 2, 2, d // 4).unbind(1)
     if positions is not None:  # rotating the state backwards equals rotating the action
-        places = torch.arange(d // 2, device=actions.device).reshape(d // 4, 2).T
-        speeds = torch.exp(places * (-math.log(_BASE) / (d // 2)))
+        planes = torch.arange(d // 2, device=actions.device).reshape(d // 4, 2).T
+        speeds = torch.exp(planes * (-math.log(_BASE) / (d // 2)))
         angles = positions[:, None, None].to(actions.device) * speeds
-        cos, sin = angles.cos(), angles.sin()
-        x, y = torch.addcmul(x * cos, y, sin), torch.addcmul(y * cos, x, sin, value=-1)
+        cos = angles.cos()
+        sin = angles.sin()
+        rotated_x = torch.addcmul(x * cos, y, sin)
+        y = torch.addcmul(y * cos, x, sin, value=-1)
+        x = rotated_x
     products: Tensor = torch.linalg.vecdot(x, u) + torch.linalg.vecdot(y, v)
     return products.T * (2 / math.sqrt(d))
 
 
 def standard_scores(choices: Sequence[Choice]) -> Tensor:
-    """Return all candidates' retriever scores, standardised within each choice, (n,) float32; 0 for `STOP`."""
+    """Return all candidates' retriever scores, standardised within each choice, (n,) float32.
+
+    0 for `STOP`.
+    """
     parts: list[Any] = []
     for choice in choices:
-        scores = [one.data.get("score", math.nan) for one in choice.candidates if one != STOP]
-        if not all(isinstance(one, int | float) and math.isfinite(one) for one in scores):
+        candidates = [candidate for candidate in choice.candidates if candidate != STOP]
+        scores = [candidate.data.get("score", math.nan) for candidate in candidates]
+        if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
             raise PolicyError(
-                f"policy.score_weight: a candidate of {choice.predictor} has no number data['score']; pass passages of "
-                "a search, or set score_weight: 0"
+                f"policy.score_weight: a candidate of {choice.predictor} has no number "
+                "data['score']; pass passages of a search, or set score_weight: 0"
             )
         values = np.array(scores, np.float64)
-        values = (values - values.mean()) / (values.std() or 1)
-        parts += [values, np.zeros(len(choice.candidates) - len(scores))]  # `STOP` is last
+        parts.append((values - values.mean()) / (values.std() or 1))
+        n_stops = len(choice.candidates) - len(candidates)  # `STOP` is last
+        parts.append(np.zeros(n_stops))
     return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
 
 def _text(candidate: Candidate) -> str:
     if candidate == STOP:
         return candidate.id
-    return f"{candidate.title}{SEPARATOR}{candidate.text}" if candidate.title else candidate.text
+    if candidate.title:
+        return f"{candidate.title}{SEPARATOR}{candidate.text}"
+    return candidate.text
 
 
 def _load(directory: Path) -> Any:
@@ -298,25 +334,30 @@ def _load(directory: Path) -> Any:
         AttributeError,
         ImportError,
     ) as error:
-        raise PolicyError(
-            f"policy.model: sentence-transformers cannot load {directory} ({reason(error)})"
-        ) from error
+        fault = f"sentence-transformers cannot load {directory} ({reason(error)})"
+        raise PolicyError(f"policy.model: {fault}") from error
     return model.float()
 
 
 def _normalized(model: Any, normalize: bool) -> Any:
-    """Add or remove a model's normalization layer. Inner products of unit vectors are at most 1 / sqrt(d)."""
+    """Add or remove a model's normalization layer.
+
+    Inner products of unit vectors are at most 1 / sqrt(d).
+    """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize
 
-    modules = [one for one in model if not isinstance(one, Normalize)]
-    return SentenceTransformer(modules=[*modules, *[Normalize()] * normalize], device="cpu")
+    modules = [module for module in model if not isinstance(module, Normalize)]
+    if normalize:
+        modules.append(Normalize())
+    return SentenceTransformer(modules=modules, device="cpu")
 
 
 def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) -> Any:
-    """Return a sentence-transformers model with random weights and a vocabulary of the texts' lower-case words.
+    """Return a sentence-transformers model with random weights and a vocabulary of the texts.
 
-    The vocabulary has at most ``vocab_size`` entries: the most frequent words that occur at least twice.
+    Words are in lower case. The vocabulary has at most ``vocab_size`` entries: the most frequent
+    words that occur at least twice.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
@@ -327,22 +368,25 @@ def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) 
     tokenizer = _tokenizer(texts, settings.vocab_size)
     size = settings.hidden_size
     config = DistilBertConfig(
-        vocab_size=len(tokenizer), dim=size, n_layers=settings.num_hidden_layers, n_heads=max(1, size // _HEAD),
-        hidden_dim=2 * size, dropout=0.0, attention_dropout=0.0, max_position_embeddings=_SCRATCH_TOKENS,
+        vocab_size=len(tokenizer),
+        dim=size,
+        n_layers=settings.num_hidden_layers,
+        n_heads=max(1, size // _HEAD),
+        hidden_dim=2 * size,
+        dropout=0.0,
+        attention_dropout=0.0,
+        max_position_embeddings=_SCRATCH_TOKENS,
         pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(seed)
-        DistilBertModel(config).save_pretrained(
-            folder
-        )  # sentence-transformers loads modules from directories
+        # sentence-transformers loads modules from directories.
+        DistilBertModel(config).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        parts = [
-            Transformer(folder),
-            Pooling(size, "mean"),
-            Dense(size, size, activation_function=nn.Identity()),
-        ]
-        return SentenceTransformer(modules=parts, device="cpu")
+        transformer = Transformer(folder)
+        pooling = Pooling(size, "mean")
+        dense = Dense(size, size, activation_function=nn.Identity())
+        return SentenceTransformer(modules=[transformer, pooling, dense], device="cpu")
 
 
 def _tokenizer(texts: Iterable[str], vocab_size: int) -> Any:

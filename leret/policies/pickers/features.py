@@ -1,4 +1,7 @@
-"""Pickers that compute Q-values from named features of a state and a candidate: a linear layer plus a small network."""
+"""Pickers that compute Q-values from named features of a state and a candidate.
+
+Their network is a linear layer plus a small network.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,41 @@ Numbers = tuple[Sequence[str], NDArray[np.float32]]
 
 
 def mentions(choice: Choice) -> Numbers:
-    """Return candidates' ``data`` (see `leret.programs.mentions`), the step, and overlap with earlier picks."""
-    names = sorted({name for one in choice.candidates for name in one.data})
+    """Return candidates' ``data``, the step, and overlap with earlier picks.
+
+    `leret.programs.mentions` computes the data.
+    """
+    names: set[str] = set()
+    for candidate in choice.candidates:
+        names.update(candidate.data)
+    columns = sorted(names)
+    used: set[str] = set()
+    for candidate in choice.picked:
+        used.update(candidate.text.lower().split())
     step = float(len(choice.picked))
-    used = {word for one in choice.picked for word in one.text.lower().split()}
     rows = []
-    for one in choice.candidates:
-        words = set(one.text.lower().split())
+    for candidate in choice.candidates:
+        words = set(candidate.text.lower().split())
         again = len(words & used) / len(words) if words else 0.0
-        rows.append(
-            [*[one.data.get(name, 0.0) for name in names], step, again, float(0 < again < 1)]
-        )
-    return (*names, "step", "again", "partly_again"), np.array(rows, np.float32)
+        row = [candidate.data.get(name, 0.0) for name in columns]
+        rows.append([*row, step, again, float(0 < again < 1)])
+    return (*columns, "step", "again", "partly_again"), np.array(rows, np.float32)
 
 
 FEATURES: dict[str, Callable[[Choice], Numbers]] = {"mentions": mentions}
-"""Built-in feature functions. Settings name other functions as ``module:function`` or ``FILE.py:function``."""
+"""Built-in feature functions.
+
+Settings name other functions as ``module:function`` or ``FILE.py:function``.
+"""
 
 _WEIGHTS = "model.safetensors"
 
 
 class FeatureNetwork(nn.Module):
-    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, and so does every Q-value."""
+    """w·x + c + v·gelu(Ax + b) of standardised x.
+
+    The weights w, c and v start at 0, and so does every Q-value.
+    """
 
     mean: Tensor
     scale: Tensor
@@ -58,7 +74,10 @@ class FeatureNetwork(nn.Module):
             nn.init.zeros_(weights)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map (n, n_features) to (2, n): each head adds twice the sum of half the hidden units to the linear layer."""
+        """Map (n, n_features) to (2, n).
+
+        Each head adds twice the sum of half the hidden units to the linear layer.
+        """
         x = (features - self.mean) / self.scale
         hidden = nn.functional.gelu(self.hidden(x)) * self.out.weight
         heads: Tensor = self.linear(x).T + 2 * hidden.unflatten(1, (2, -1)).sum(2).T
@@ -71,26 +90,34 @@ class FeatureQ:
     module: FeatureNetwork
 
     def __init__(self, settings: FeaturesSettings) -> None:
-        self._settings, self._names = settings, list[str]()
-        self._function = FEATURES.get(settings.features) or load_function(
-            settings.features, "policy.features"
-        )
+        self._settings = settings
+        self._names: list[str] = []
+        function = FEATURES.get(settings.features)
+        self._function = function or load_function(settings.features, "policy.features")
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Create the network, and standardise each feature over these choices; constant features are only centred."""
-        self._make(
-            list(dict.fromkeys(name for choice in choices for name in self._function(choice)[0]))
-        )
+        """Create the network, and standardise each feature over these choices.
+
+        Constant features are only centred.
+        """
+        names: dict[str, None] = {}
+        for choice in choices:
+            choice_names, _ = self._function(choice)
+            names |= dict.fromkeys(choice_names)
+        self._make(list(names))
         rows = np.concatenate([self._rows(choice) for choice in choices]).astype(np.float64)
         deviations = rows.std(axis=0)
+        scale = np.where(deviations > 1e-6, deviations, 1.0)
         self.module.mean.copy_(torch.from_numpy(rows.mean(axis=0)))
-        self.module.scale.copy_(torch.from_numpy(np.where(deviations > 1e-6, deviations, 1.0)))
+        self.module.scale.copy_(torch.from_numpy(scale))
 
     def q(
         self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
     ) -> Tensor:
         rows = np.concatenate([self._rows(choice) for choice in choices])
-        values: Tensor = self.module(torch.from_numpy(rows if only is None else rows[only]))
+        if only is not None:
+            rows = rows[only]
+        values: Tensor = self.module(torch.from_numpy(rows))
         return values
 
     def renew(self) -> None:
@@ -115,5 +142,6 @@ class FeatureQ:
         names, rows = self._function(choice)
         if list(names) == self._names:
             return rows
-        columns, none = dict(zip(names, rows.T, strict=True)), np.zeros(len(rows), np.float32)
-        return np.stack([columns.get(name, none) for name in self._names], axis=1)
+        columns = dict(zip(names, rows.T, strict=True))
+        missing = np.zeros(len(rows), np.float32)
+        return np.stack([columns.get(name, missing) for name in self._names], axis=1)

@@ -1,4 +1,4 @@
-"""Pickers: policies that score candidates, draw from them by seed, or plan several picks by beam search."""
+"""Pickers: policies that score candidates, draw by seed, or plan picks by beam search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -47,7 +47,10 @@ class QFunction(Protocol):
     def q(
         self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False
     ) -> Tensor:
-        """Return Q-values (2, n) of all candidates, or of those at indices ``only``; ``cached`` reuses embeddings."""
+        """Return Q-values (2, n) of all candidates, or of those at indices ``only``.
+
+        ``cached`` reuses embeddings.
+        """
         ...
 
     def renew(self) -> None:
@@ -65,16 +68,21 @@ Q_FUNCTIONS: dict[str, type[Any]] = {"features": FeatureQ, "encoder": EncoderQ}
 
 
 class Picker(SharedInstance):
-    """A policy that chooses one of a request's candidates; the completion's text is the candidate's id.
+    """A policy that chooses one of a request's candidates.
 
-    A candidate's probability is softmax(Q / temperature) over all candidates, or over the best ``top_k``. Temperature
-    0 selects the best candidate. A draw depends only on its seed and the Q-values. Thread-safe.
+    The completion's text is the candidate's id.
+
+    A candidate's probability is softmax(Q / temperature) over all candidates, or over the best
+    ``top_k``. Temperature 0 selects the best candidate. A draw depends only on its seed and the
+    Q-values. Thread-safe.
     """
 
     def __init__(
         self, settings: PickerSettings, function: QFunction, name: str, digest: str
     ) -> None:
-        self.settings, self.name, self.digest = settings, name, digest
+        self.settings = settings
+        self.name = name
+        self.digest = digest
         self._function = function
         self._lock = threading.Lock()
         self._worker: BatchWorker[Request, list[Completion]] = BatchWorker(
@@ -96,45 +104,61 @@ class Picker(SharedInstance):
         return self._worker.closed
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Create the network of a picker from scratch, with the vocabulary or feature scales of these choices."""
+        """Create a new picker's network, with the vocabulary or feature scales of these choices."""
         if not self.fitted:
             self._function.fit(choices)
 
     def q(
         self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None
     ) -> list[Tensor]:
-        """Return each choice's Q-values with gradients: (n_candidates,) float32, or (2, n_candidates) with ``twin``.
+        """Return each choice's Q-values with gradients: (n_candidates,) float32.
 
-        ``twin`` returns both heads of the network instead of their mean. ``at`` gives one
-        candidate's index per choice; only its Q-values are computed, (1,) or (2, 1).
+        ``twin`` returns both heads of the network, (2, n_candidates), instead of their mean.
+        ``at`` gives one candidate's index per choice; only its Q-values are computed, (1,) or
+        (2, 1).
         """
-        starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
-        only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]
+        sizes = [len(choice.candidates) for choice in choices]
+        only = None
+        if at is not None:
+            starts = accumulate([0, *sizes])
+            only = [start + i for start, i in zip(starts, at, strict=False)]
         values = self._fitted().q(choices, only)
-        return _split(values if twin else values.mean(0), choices if at is None else None)
+        if not twin:
+            values = values.mean(0)
+        return list(values.split(sizes if at is None else 1, dim=-1))
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
-        """Return each choice's Q-values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU."""
+        """Return each choice's Q-values without gradients: (n_candidates,) float32 on the CPU."""
         if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
+        parts: dict[int, list[Choice]] = {}
+        n_candidates = 0
+        for choice in choices:
+            n_candidates += len(choice.candidates)
+            parts.setdefault(n_candidates // _AT_ONCE, []).append(choice)
+        values: list[Tensor] = []
         with self._lock, torch.no_grad(), evaluation_mode(self.model):
-            sizes, values = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
-            for _, group in groupby(
-                zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE
-            ):
-                part = [choice for _, choice in group]
-                values += _split(self._function.q(part, cached=True).mean(0).cpu(), part)
-            return values
+            for part in parts.values():
+                sizes = [len(choice.candidates) for choice in part]
+                q_values = self._function.q(part, cached=True).mean(0).cpu()
+                values += q_values.split(sizes, dim=-1)
+        return values
 
     async def complete(self, request: Request) -> list[Completion]:
         self._choice(request)
-        return await asyncio.wrap_future(self._worker.submit([request])[0])
+        [future] = self._worker.submit([request])
+        return await asyncio.wrap_future(future)
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Complete requests synchronously. The batches depend only on the requests, not on timing."""
+        """Complete requests synchronously.
+
+        The batches depend only on the requests, not on timing.
+        """
         choices = [self._choice(request) for request in requests]
-        values = self.score(choices)
-        return [self._completions(*one) for one in zip(requests, choices, values, strict=True)]
+        completions = []
+        for request, choice, values in zip(requests, choices, self.score(choices), strict=True):
+            completions.append(self._completions(request, choice, values))
+        return completions
 
     def renew(self, digest: str) -> None:
         """Set the digest of the updated weights, and clear the cache."""
@@ -149,7 +173,10 @@ class Picker(SharedInstance):
         return copy
 
     def save(self, directory: Path) -> None:
-        """Write a directory for `open_picker`; encoders are saved as sentence-transformers models."""
+        """Write a directory for `open_picker`.
+
+        Encoders are saved as sentence-transformers models.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         values = self._fitted().save(directory)
         record = {
@@ -174,34 +201,26 @@ class Picker(SharedInstance):
     def _choice(self, request: Request) -> Choice:
         if request.choice is None:
             raise PolicyError(
-                f"picker {self.name} got a request without candidates from predictor {request.predictor!r}, "
-                "but pickers only choose candidates for leret.Pick; set a policy of a different kind for this predictor"
+                f"picker {self.name} got a request without candidates from predictor "
+                f"{request.predictor!r}, but pickers only choose candidates for leret.Pick; set a "
+                "policy of a different kind for this predictor"
             )
         return request.choice
 
     def _completions(self, request: Request, choice: Choice, values: Tensor) -> list[Completion]:
-        if request.temperature == 0 and self.settings.beam > 1:
-            n_picks = self.settings.budget - len(choice.picked)
-            best = plan(self.score, choice, n_picks, self.settings.beam)[0].picked[0]
-            drawn = [(choice.candidates.index(best), 0.0)] * len(request.seeds)
+        settings = self.settings
+        if request.temperature == 0 and settings.beam > 1:
+            n_picks = settings.budget - len(choice.picked)
+            best = plan(self.score, choice, n_picks, settings.beam)[0].picked[0]
+            draws = [(choice.candidates.index(best), 0.0)] * len(request.seeds)
         else:
-            drawn = draw(
-                values, request.seeds, request.temperature, self.settings.top_k, request.top_p
-            )
-        return [
-            Completion(
-                choice.candidates[i].id, "stop", 0, 0, logprobs=(logprob,), value=float(values[i])
-            )
-            for i, logprob in drawn
-        ]
-
-
-def _split(values: Tensor, choices: Sequence[Choice] | None) -> list[Tensor]:
-    return list(
-        values.split(
-            1 if choices is None else [len(choice.candidates) for choice in choices], dim=-1
-        )
-    )
+            draws = draw(values, request.seeds, request.temperature, settings.top_k, request.top_p)
+        completions = []
+        for i, logprob in draws:
+            text = choice.candidates[i].id
+            value = float(values[i])
+            completions.append(Completion(text, "stop", 0, 0, logprobs=(logprob,), value=value))
+        return completions
 
 
 def draw(
@@ -218,7 +237,8 @@ def draw(
         seeds: one per draw.
         temperature: 0 selects the candidate with the largest Q-value (the first if tied).
         top_k: draws from this many candidates with the largest Q-values.
-        top_p: draws from the smallest set of top candidates with this total probability, after ``top_k``.
+        top_p: draws from the smallest set of top candidates with this total probability, after
+            ``top_k``.
 
     Returns:
         Per draw, the candidate's index and the natural logarithm of its probability.
@@ -233,9 +253,11 @@ def draw(
         likeliest = weights[order] / weights.sum()
         weights[order[likeliest.cumsum() - likeliest >= top_p]] = 0
     weights /= weights.sum()
-    noise = exponentials(step_keys(seeds, 1)[:, 0], len(values)).numpy()
-    places = (weights / noise).argmax(axis=1)
-    return list(zip(places.tolist(), np.log(weights[places]).tolist(), strict=True))
+    keys = step_keys(seeds, 1)[:, 0]
+    noise = exponentials(keys, len(values)).numpy()
+    indices = (weights / noise).argmax(axis=1)
+    logprobs = np.log(weights[indices])
+    return list(zip(indices.tolist(), logprobs.tolist(), strict=True))
 
 
 class Picks(NamedTuple):
@@ -246,50 +268,64 @@ class Picks(NamedTuple):
 
     @property
     def value(self) -> float:
-        """Mean of the Q-values; unlike their sum, it can be compared between sequences of different lengths."""
+        """Mean of the Q-values: unlike a sum, comparable between sequences of different lengths."""
         return sum(self.q_values) / max(1, len(self.q_values))
+
+    @property
+    def stopped(self) -> bool:
+        return self.picked[-1:] == (STOP,)
+
+    def plus(self, candidate: Candidate, q_value: float) -> Picks:
+        return Picks((*self.picked, candidate), (*self.q_values, q_value))
 
 
 def plan(
     score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int
 ) -> list[Picks]:
-    """Plan the next ``n_picks`` picks by beam search; return the sequences best first. Width 1 is greedy.
+    """Plan the next ``n_picks`` picks by beam search; return the sequences best first.
 
-    Each step scores all sequences in one batch. Of sequences with the same candidates, only the best is kept.
-    ``score`` returns each choice's Q-values; ``width`` is the maximum number of sequences.
+    Width 1 is greedy.
+
+    Each step scores all sequences in one batch. Of sequences with the same candidates, only the
+    best is kept. ``score`` returns each choice's Q-values; ``width`` is the maximum number of
+    sequences.
     """
     beam = [Picks()]
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):
-        grown = [one for one in beam if one.picked[-1:] == (STOP,)]
-        going = [one for one in beam if one.picked[-1:] != (STOP,)]
-        choices = [_after(choice, one.picked) for one in going]
-        for before, after, values in zip(going, choices, score(choices), strict=True):
-            best, places = (
-                part[:width].tolist() for part in values.sort(descending=True, stable=True)
-            )
-            for value, i in zip(best, places, strict=True):
-                grown.append(
-                    Picks((*before.picked, after.candidates[i]), (*before.q_values, value))
-                )
-        grown.sort(key=lambda one: one.value)
-        distinct = {frozenset(pick.id for pick in one.picked): one for one in grown}.values()
-        beam = sorted(distinct, key=lambda one: -one.value)[:width]
+        grown = [picks for picks in beam if picks.stopped]
+        going = [picks for picks in beam if not picks.stopped]
+        choices = [_after(choice, picks.picked) for picks in going]
+        for picks, after, q_values in zip(going, choices, score(choices), strict=True):
+            best, indices = q_values.sort(descending=True, stable=True)
+            for q_value, i in zip(best[:width].tolist(), indices[:width].tolist(), strict=True):
+                grown.append(picks.plus(after.candidates[i], q_value))
+        grown.sort(key=lambda picks: picks.value)
+        distinct: dict[frozenset[str], Picks] = {}
+        for picks in grown:
+            distinct[frozenset(pick.id for pick in picks.picked)] = picks
+        beam = sorted(distinct.values(), key=lambda picks: -picks.value)[:width]
     return beam
 
 
 def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
-    gone = {one.id for one in picked}
-    left = [one for one in choice.candidates if one.id not in gone] if picked else choice.candidates
+    if not picked:
+        return choice
+    picked_ids = {candidate.id for candidate in picked}
+    left = [candidate for candidate in choice.candidates if candidate.id not in picked_ids]
     return replace(choice, candidates=left, picked=(*choice.picked, *picked))
 
 
 def open_picker(settings: PickerSettings) -> Picker:
     """Open a picker from its settings: saved, with pretrained encoders, or from scratch."""
-    (saved, record), directory = read_picker(settings), Path(settings.model)
+    saved, record = read_picker(settings)
+    directory = Path(settings.model)
+    make = Q_FUNCTIONS[settings.kind]
     if record is None:
-        name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
-        return Picker(saved, Q_FUNCTIONS[settings.kind](saved), name, picker_digest(settings))
-    function = Q_FUNCTIONS[settings.kind](saved.model_copy(update={"model": "scratch"}))
+        name = settings.kind
+        if settings.model != "scratch":
+            name = f"{name} {directory.name}"
+        return Picker(saved, make(saved), name, picker_digest(settings))
+    function = make(saved.model_copy(update={"model": "scratch"}))
     function.load(directory, record)
     check_finite(function.module, directory)
     return Picker(saved, function, directory.resolve().name, picker_digest(settings))

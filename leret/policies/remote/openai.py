@@ -1,4 +1,4 @@
-"""Policy on OpenAI-compatible chat completion servers: vLLM, SGLang, TGI, llama.cpp, OpenAI, Together AI."""
+"""Policy on OpenAI-compatible servers: vLLM, SGLang, TGI, llama.cpp, OpenAI, Together AI."""
 
 from __future__ import annotations
 
@@ -44,10 +44,13 @@ LIST_S = 3.0  # timeout for the list of models
 _STOPPED = re.compile(
     r"|stop|eos|(eos|stop)_token|stop_sequence|end(_turn)?|tool_(calls|use)|function_call|done|(complete|finish)(d|ed)?"
 )
-"""Finish reasons, in lower case, of servers for a completion that ended; some servers send no reason."""
+"""Finish reasons, in lower case, of servers for a completion that ended.
+
+Some servers send no reason.
+"""
 
 _CUT = re.compile(r"length|max_|token_limit")
-"""Finish reasons for a completion that a limit cut: length, MAX_TOKENS, model_length, max_output_tokens."""
+"""Finish reasons for a completion that a limit cut: length, MAX_TOKENS, max_output_tokens."""
 
 _FILTERED = re.compile(
     r"filter|safety|recitation|refus|block|prohibited|sensitive|moderation|flagged"
@@ -63,8 +66,9 @@ _ROUNDING = 1e-3  # maximum of a log-probability: half precision rounds some to 
 class OpenAIPolicy(SharedInstance):
     """Chat completions from OpenAI-compatible servers.
 
-    One HTTP request asks for all samples of a prompt, with a single seed derived from the samples' seeds. If the server
-    rejects or ignores ``n`` in a one-token test request, each sample is a separate request with its seed.
+    One HTTP request asks for all samples of a prompt, with a single seed derived from the samples'
+    seeds. If the server rejects or ignores ``n`` in a one-token test request, each sample is a
+    separate request with its seed.
     """
 
     def __init__(
@@ -106,14 +110,15 @@ class OpenAIPolicy(SharedInstance):
         if not seeds:
             raise PolicyError("the request has no seeds; pass one seed per completion")
         try:
-            completions = await (
-                self._ask(request, seeds, completions_of)
-                if len(seeds) == 1
-                else self._ask_several(request, seeds)
-            )
+            if len(seeds) == 1:
+                completions = await self._ask(request, seeds, completions_of)
+            else:
+                completions = await self._ask_several(request, seeds)
         except HttpError as error:
             raise policy_error(error) from error
-        return completions if request.temperature > 0 else completions * len(request.seeds)
+        if request.temperature > 0:
+            return completions
+        return completions * len(request.seeds)
 
     async def check(self) -> None:
         """Check that the server answers, accepts the key and knows the model.
@@ -142,7 +147,10 @@ class OpenAIPolicy(SharedInstance):
             raise
 
     async def served(self) -> list[str]:
-        """Return the names of the server's models; empty if it lists none. Raise PolicyError if it is unreachable."""
+        """Return the names of the server's models; empty if it lists none.
+
+        Raise PolicyError if it is unreachable.
+        """
         try:
             return await self.client.request(
                 Call("GET", "/models"), _model_names, timeout_s=LIST_S, retry_for_s=LIST_S
@@ -157,20 +165,23 @@ class OpenAIPolicy(SharedInstance):
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         if await self._honours_n(request):
-            with suppress(
-                RejectedError
-            ):  # if the request is invalid, the calls below are rejected too
+            # If the request is invalid, the calls below are rejected too.
+            with suppress(RejectedError):
                 completions = await self._ask(request, seeds, completions_of)
                 if len(completions) == len(seeds):
                     return completions
-        each = await asyncio.gather(
-            *[self._ask(request, (seed,), completions_of) for seed in seeds]
-        )
+        calls = [self._ask(request, (seed,), completions_of) for seed in seeds]
+        completions = []
+        for answer in await asyncio.gather(*calls):
+            completions += answer
         self._takes_n = False
-        return [completion for one in each for completion in one]
+        return completions
 
     async def _honours_n(self, request: Request) -> bool:
-        """Return whether the server sends two choices for ``n=2``; all waiting requests share one test request."""
+        """Return whether the server sends two choices for ``n=2``.
+
+        All waiting requests share one test request.
+        """
         if self._takes_n is not None:
             return self._takes_n
         if self._probe is None or self._probe.get_loop() is not asyncio.get_running_loop():
@@ -183,10 +194,9 @@ class OpenAIPolicy(SharedInstance):
                 self._probe = None
 
     async def _request_two(self, request: Request) -> bool:
+        short = replace(request, max_tokens=1)
         try:
-            n_choices = await self._ask(
-                replace(request, max_tokens=1), request.seeds[:1] * 2, _n_choices
-            )
+            n_choices = await self._ask(short, request.seeds[:1] * 2, _n_choices)
             self._takes_n = n_choices == 2
         except RejectedError as error:
             # An invalid request is rejected again when samples are requested.
@@ -245,7 +255,9 @@ def _with_tools(request: Request) -> dict[str, Any]:
 
 def _model_names(answer: Answer) -> list[str]:
     models = answer.json  # Together sends a list instead of an object
-    return [str(model["id"]) for model in (models["data"] if isinstance(models, dict) else models)]
+    if isinstance(models, dict):
+        models = models["data"]
+    return [str(model["id"]) for model in models]
 
 
 def policy_error(error: HttpError) -> PolicyError:
@@ -268,38 +280,40 @@ def completions_of(
     stop: Sequence[str] = (),
     meter: UsageMeter | None = None,
 ) -> list[Completion]:
-    """Return the completions in an answer, in the order of their index; some servers send fewer than ``n``.
+    """Return the completions in an answer, in the order of their index.
 
-    If the answer has one token count for all completions together, the count is divided in proportion to the lengths of
-    their texts. Texts end before the first ``stop`` string (TGI includes it in the text). ``max_tokens`` is None if the
-    server refuses a limit.
+    Some servers send fewer than ``n``.
+
+    If the answer has one token count for all completions together, the count is divided in
+    proportion to the lengths of their texts. Texts end before the first ``stop`` string (TGI
+    includes it in the text). ``max_tokens`` is None if the server refuses a limit.
 
     Raises:
-        RetryableError: the server failed to generate. A body of unexpected shape raises one of `MALFORMED`.
+        RetryableError: the server failed to generate. A body of unexpected shape raises one of
+            `MALFORMED`.
         RejectedError: a content filter ended a completion, or the model refused.
     """
     body = answer.json
     if body.get("error"):
-        raise RetryableError(
-            f"{answer.url} sent status 200 with an error: {error_text(answer.body)}", "server"
-        )
+        fault = f"an error: {error_text(answer.body)}"
+        raise RetryableError(f"{answer.url} sent status 200 with {fault}", "server")
     choices: list[dict[str, Any]] = body["choices"]
     if not 1 <= len(choices) <= n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
     usage = body.get("usage") or {}
-    n_prompt, n_written = (
-        int(usage.get("prompt_tokens") or 0),
-        int(usage.get("completion_tokens") or 0),
-    )
+    n_prompt = int(usage.get("prompt_tokens") or 0)
+    n_written = int(usage.get("completion_tokens") or 0)
     if min(n_prompt, n_written) < 0:
         raise ValueError("a token count is below 0")
     counts = [n_written]
     if len(choices) > 1:
         choices = _by_index(choices)
-        counts = shared([len(_text(choice["message"]) or "") for choice in choices], n_written)
+        lengths = [len(_text(choice["message"]) or "") for choice in choices]
+        counts = shared(lengths, n_written)
     completions = []
     for choice, count in zip(choices, counts, strict=True):
-        message, reason = choice["message"], str(choice.get("finish_reason") or "").lower()
+        message = choice["message"]
+        reason = str(choice.get("finish_reason") or "").lower()
         text = message.get("content")
         if not isinstance(text, str) or message.get("tool_calls"):
             text = _text(message)
@@ -307,9 +321,7 @@ def completions_of(
             _check_choice(choice, text, reason, answer)
         if max_tokens is not None and len(text) > _LONGEST_TOKEN * max_tokens:
             raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
-        ids = logprobs = None
-        if choice.get("logprobs") is not None or choice.get("token_ids") is not None:
-            ids, logprobs = _tokens(choice)
+        ids, logprobs = _tokens(choice)
         tokens = logprobs if ids is None else ids
         n_tokens = count if tokens is None else len(tokens)
         if tokens is not None and max_tokens is not None and n_tokens > max_tokens:
@@ -323,9 +335,8 @@ def completions_of(
             text = before_stop(text, stop)
         completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
     if meter is not None:
-        meter.answered(
-            answer.seconds, n_prompt, sum([one.n_completion_tokens for one in completions]), n
-        )
+        n_tokens = sum(completion.n_completion_tokens for completion in completions)
+        meter.answered(answer.seconds, n_prompt, n_tokens, n)
     return completions
 
 
@@ -336,7 +347,10 @@ def _by_index(choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _text(message: Mapping[str, Any]) -> Any:
-    """Return a message's content, with its parts joined; tool calls that the server parsed follow it as text."""
+    """Return a message's content, with its parts joined.
+
+    Tool calls that the server parsed follow it as text.
+    """
     content = message.get("content")
     if isinstance(content, dict):
         content = [content]
@@ -344,14 +358,14 @@ def _text(message: Mapping[str, Any]) -> Any:
         content = "".join(map(_part, content))
     calls = []
     for call in message.get("tool_calls") or ():
-        arguments = call["function"]["arguments"]
-        calls.append(
-            (
-                call["function"]["name"],
-                arguments if isinstance(arguments, str) else json.dumps(arguments),
-            )
-        )
-    return write_calls(content or "", calls) if calls else content
+        function = call["function"]
+        arguments = function["arguments"]
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments)
+        calls.append((function["name"], arguments))
+    if not calls:
+        return content
+    return write_calls(content or "", calls)
 
 
 def _part(part: Any) -> str:
@@ -377,7 +391,8 @@ def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, answer: Ans
             else f"a content filter ended it ({reason})"
         )
         raise RejectedError(
-            f"{answer.url} sent no complete completion: {cause}; change the prompt, or use another model",
+            f"{answer.url} sent no complete completion: {cause}; change the prompt, or use another "
+            "model",
             answer.status,
         )
     if error or not (_STOPPED.fullmatch(reason) or _CUT.search(reason)):
@@ -385,8 +400,8 @@ def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, answer: Ans
         raise RetryableError(f"{answer.url} sent a completion with {fault}", "incomplete")
     if not text and (isinstance(message.get("content"), list) or any(map(message.get, _REASONING))):
         raise RetryableError(
-            f"{answer.url} sent reasoning without content (finish_reason {reason}); increase policy.max_tokens, or "
-            "turn off the model's reasoning or the server's reasoning parser",
+            f"{answer.url} sent reasoning without content (finish_reason {reason}); increase "
+            "policy.max_tokens, or turn off the model's reasoning or the server's reasoning parser",
             "incomplete",
         )
     if not isinstance(text, str):
@@ -395,16 +410,19 @@ def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, answer: Ans
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Return token ids and log-probabilities; None for a list that is empty or missing."""
-    table, ids = choice.get("logprobs") or {}, choice.get("token_ids")
-    ids = table.get("token_ids") if ids is None else ids
-    values = table.get("token_logprobs")
-    if values is None and table.get("content") is not None:
-        values = [token["logprob"] for token in table["content"]]
-    if values and not all(float(value) <= _ROUNDING for value in values):
+    table = choice.get("logprobs") or {}
+    ids = choice.get("token_ids")
+    if ids is None:
+        ids = table.get("token_ids")
+    logprobs = table.get("token_logprobs")
+    if logprobs is None and table.get("content") is not None:
+        logprobs = [token["logprob"] for token in table["content"]]
+    if logprobs and not all(float(logprob) <= _ROUNDING for logprob in logprobs):
         raise ValueError("a log-probability is above 0 or not a number")
     if ids and not all(abs(int(token)) <= _LARGEST_ID for token in ids):
         raise ValueError("a token id does not fit 32 bits")
-    return tuple(map(int, ids)) if ids else None, tuple(map(float, values)) if values else None
+    token_ids = tuple(map(int, ids)) if ids else None
+    return token_ids, tuple(map(float, logprobs)) if logprobs else None
 
 
 def shared(lengths: Sequence[int], total: int) -> list[int]:
@@ -414,5 +432,6 @@ def shared(lengths: Sequence[int], total: int) -> list[int]:
     [2, 3, 5]
     """
     weights = lengths if any(lengths) else [1] * len(lengths)
-    ends = [total * end // sum(weights) for end in accumulate(weights)]
+    sum_of_weights = sum(weights)
+    ends = [total * end // sum_of_weights for end in accumulate(weights)]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,4 +1,7 @@
-"""Request keys that a server refuses: found by its errors or by trial, left out or renamed, and remembered."""
+"""Request keys that a server refuses.
+
+They are found by errors or by trial, left out or renamed, and remembered.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ _LOG = logging.getLogger("leret")
 
 _WITHOUT = {
     "return_token_ids": "the server sends no token ids; training tokenizes the text of completions",
-    "chat_template_kwargs": "policy.enable_thinking has no effect; the server's chat template decides",
+    "chat_template_kwargs": "policy.enable_thinking has no effect; the server's chat template "
+    "decides",
     "logprobs": "no log-probabilities are stored",
     "n": "each sample is a separate request",
     "seed": "the same request can give another completion, so a repeated run differs",
@@ -29,8 +33,9 @@ _WITHOUT = {
     "top_p=1": "the server's default applies, usually 1",
     "top_p": "completions are drawn with the server's top_p, usually 1, instead of policy.top_p",
     "temperature=1": "the server's default applies, usually 1",
-    "temperature": "completions are drawn at the server's temperature, usually 1: greedy evaluation varies, and grpo, "
-    "rloo and ppo train as if it were the recipe's temperature, so set temperature to 1",
+    "temperature": "completions are drawn at the server's temperature, usually 1: greedy "
+    "evaluation varies, and grpo, rloo and ppo train as if it were the recipe's temperature, so "
+    "set temperature to 1",
     "max_tokens": "leret sends max_completion_tokens instead",
     "max_completion_tokens": "completions end at the server's own limit",
 }
@@ -48,13 +53,13 @@ _STATUSES = {400, 422, 500, 501}
 TOO_LONG = re.compile(
     r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)"
 )
-"""Error messages of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that is too long."""
+"""Error messages of servers for a prompt that is too long."""
 
 TEMPLATE = re.compile(r"(?i)roles? must|jinja|chat.template(?!_kwargs)|template.?error")
 """Error messages of servers with a chat template that refuses the messages."""
 
 UNFINISHED = re.compile(r"(?i)could not finish the message")
-"""Error message of OpenAI for a request in which the model's reasoning needs more tokens than the limit."""
+"""Error message of OpenAI if the model's reasoning needs more tokens than the limit."""
 
 _OF_PROMPT = re.compile(r"(param|loc)\W+(body\W+)?(messages|model|tools)\b")
 _OF_VALUE = re.compile(
@@ -66,7 +71,7 @@ _OF_KEY = re.compile(r"(?i)not supported|unsupported|does not support|not permit
 
 @cache
 def refusals_of(urls: tuple[str, ...], model: str) -> Refusals:
-    """Return the refused keys that all policies with these servers and this model share in this process."""
+    """Return the refused keys that all policies with these servers and this model share."""
     return Refusals(urls[0])
 
 
@@ -78,7 +83,10 @@ def _note(server: str, name: str) -> None:
 
 
 class Refusals:
-    """Refused keys of requests to a server. A key is refused if the same request without it succeeds."""
+    """Refused keys of requests to a server.
+
+    A key is refused if the same request without it succeeds.
+    """
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -108,7 +116,10 @@ class Refusals:
         return await self.send(body, ask)
 
     async def _search(self, body: Body, refusal: RejectedError, ask: Ask[T]) -> T:
-        """Leave out one key after the other until a request succeeds. Then add those that the server accepts."""
+        """Leave out one key after the other until a request succeeds.
+
+        Then add those that the server accepts.
+        """
         error, refused = refusal, list(self.names)
         while True:
             name = self._suspect(error, _without(body, refused))
@@ -131,7 +142,7 @@ class Refusals:
         return answer
 
     def _suspect(self, error: RejectedError, sent: Body) -> str | None:
-        """Return the name of the key that the server probably refuses: the one in its error, or the next to try."""
+        """Return the key that the server probably refuses: from its error, or the next to try."""
         text = str(error).partition(" answered ")[2]
         of_others = (TOO_LONG, TEMPLATE, UNFINISHED, _OF_PROMPT)
         if error.status not in _STATUSES or any(pattern.search(text) for pattern in of_others):

@@ -1,4 +1,7 @@
-"""Policy on a server of the Tinker API: leret renders prompts and decodes text, and the server samples."""
+"""Policy on a server of the Tinker API.
+
+leret renders prompts and decodes text, and the server samples.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _HEALTH_S = 8.0  # timeout of the first request, because the client retries for 
 _SEED_BITS = 2**31 - 1
 
 _NO_KEY = "eyJhbGciOiJub25lIn0.eyJleHAiOjQyOTQ5NjcyOTZ9.none"
-"""Sent if there is no key. The client takes it for a token, so it reads neither TINKER_API_KEY nor a stored login."""
+"""Sent if there is no key.
+
+The client takes it for a token, so it reads neither TINKER_API_KEY nor a stored login.
+"""
 
 _opening = threading.RLock()
 
@@ -37,7 +43,9 @@ class TinkerServer:
 
     def __init__(self, url: str, api_key_env: str | None, timeout_s: float) -> None:
         tinker = import_optional("tinker", "tinker", "tinker")
-        self.url, self.timeout_s, self.types = url, timeout_s, tinker.types
+        self.url = url
+        self.timeout_s = timeout_s
+        self.types = tinker.types
         self._faults = (tinker.TinkerError, ValueError, RuntimeError, TimeoutError, AssertionError)
         self._key = ApiKey.from_env(api_key_env, "policy.api_key_env")
         try:
@@ -46,12 +54,11 @@ class TinkerServer:
             raise PolicyError(
                 f"policy.url: {url} does not answer ({reason(error)}); start it or fix url"
             ) from error
-        how = {"base_url": url, "api_key": self._key.reveal() or _NO_KEY}
-        models = self.call(
-            lambda: tinker.RestClient(**how).get_server_capabilities()
-        ).supported_models
-        self.context = {one.model_name: one.max_context_length for one in models}
-        self.service = tinker.ServiceClient(**how)
+        connection = {"base_url": url, "api_key": self._key.reveal() or _NO_KEY}
+        capabilities = self.call(lambda: tinker.RestClient(**connection).get_server_capabilities())
+        models = capabilities.supported_models
+        self.context = {model.model_name: model.max_context_length for model in models}
+        self.service = tinker.ServiceClient(**connection)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -59,16 +66,16 @@ class TinkerServer:
         try:
             yield
         except self._faults as error:
-            what = (
-                f"no result in {self.timeout_s:g} s"
-                if isinstance(error, TimeoutError)
-                else reason(error)
-            )
+            fault = reason(error)
+            if isinstance(error, TimeoutError):
+                fault = f"no result in {self.timeout_s:g} s"
             status = getattr(error, "status_code", 0)
             if status == 401 and self._key.reveal() is None:
-                what += "; name the variable with the key for this server in policy.api_key_env"
-            failure = PolicyError(f"{self.url}: {self._key.redact(what)}")
-            raise failure if 400 <= status < 500 else failure.failed() from error
+                fault += "; name the variable with the key for this server in policy.api_key_env"
+            failure = PolicyError(f"{self.url}: {self._key.redact(fault)}")
+            if not 400 <= status < 500:
+                failure = failure.failed()
+            raise failure from error
 
     def call(self, ask: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call a method of the client and wait for the result of its future."""
@@ -85,17 +92,19 @@ _connect = cache(TinkerServer)
 
 
 def tinker_digest(settings: TinkerPolicySettings) -> str:
-    """Return the digest of the model's name, or of the trained policy's record, and of the tokenizer's files."""
-    trained, tokenizer = Path(settings.model), Path(settings.tokenizer or settings.model)
+    """Return the digest of the model's name or the trained policy's record, and the tokenizer."""
+    trained = Path(settings.model)
     if (trained / TINKER_RECORD).is_file():
         return model_digest(trained)
-    return digest(
-        "tinker", settings.model, model_digest(tokenizer) if tokenizer.is_dir() else str(tokenizer)
-    )
+    tokenizer = Path(settings.tokenizer or settings.model)
+    files = model_digest(tokenizer) if tokenizer.is_dir() else str(tokenizer)
+    return digest("tinker", settings.model, files)
 
 
 class TinkerPolicy(SharedInstance):
-    """Samples token ids and log-probabilities on a server. A policy in training has the methods of `LocalPolicy`.
+    """Samples token ids and log-probabilities on a server.
+
+    A policy in training has the methods of `LocalPolicy`.
 
     ``weights`` returns a sampling client for the current weights in training; `renew` calls it.
     """
@@ -109,20 +118,20 @@ class TinkerPolicy(SharedInstance):
         ApiKey.from_env(settings.api_key_env, "policy.api_key_env")
 
     def connect(self) -> TinkerServer:
-        """Open the shared session with the server, which must have the model, and load the tokenizer."""
-        settings, path = self.settings, Path(self.settings.model)
+        """Open the session with the server, which must have the model, and load the tokenizer."""
+        settings = self.settings
+        path = Path(settings.model)
         trained = (path / TINKER_RECORD).is_file()
         with _opening:
             self.server = server = _connect(settings.url, settings.api_key_env, settings.timeout_s)
-            self.record = (
-                read_model_json(path / TINKER_RECORD) if trained else {"base_model": settings.model}
-            )
+            self.record: dict[str, Any] = {"base_model": settings.model}
+            if trained:
+                self.record = read_model_json(path / TINKER_RECORD)
             base = self.record["base_model"]
             if base not in server.context:
-                known = ", ".join(server.context)
-                raise PolicyError(
-                    f"policy.model: {server.url} has no model {base!r}; available: {known}"
-                )
+                available = ", ".join(server.context)
+                fault = f"{server.url} has no model {base!r}"
+                raise PolicyError(f"policy.model: {fault}; available: {available}")
             source = path if trained else Path(settings.tokenizer or base)
             self.tokenizer = load_tokenizer(source, settings.template)
             self.encoder = PromptEncoder(
@@ -140,19 +149,21 @@ class TinkerPolicy(SharedInstance):
     async def complete(self, request: Request) -> list[Completion]:
         sampler = self._sampler or await asyncio.to_thread(self._open)
         types = self.server.types
-        prompt, n = (
-            self.encoder.encode(request.messages),
-            len(request.seeds) if request.temperature > 0 else 1,
+        prompt = self.encoder.encode(request.messages)
+        n = len(request.seeds) if request.temperature > 0 else 1
+        sampling = types.SamplingParams(
+            max_tokens=min(request.max_tokens, prompt.room),
+            seed=request.seeds[0] & _SEED_BITS,
+            stop=self.ends,
+            temperature=request.temperature,
+            top_p=request.top_p,
         )
-        how = types.SamplingParams(
-            max_tokens=min(request.max_tokens, prompt.room), seed=request.seeds[0] & _SEED_BITS, stop=self.ends,
-            temperature=request.temperature, top_p=request.top_p,
-        )  # fmt: skip
         ids = types.ModelInput.from_ints(list(prompt.token_ids))
-        answer = await self.server.answer(sampler.sample(ids, n, how))
-        completions = [
-            self._completion(request, len(prompt.token_ids), one) for one in answer.sequences
-        ]
+        answer = await self.server.answer(sampler.sample(ids, n, sampling))
+        n_prompt = len(prompt.token_ids)
+        completions = []
+        for sequence in answer.sequences:
+            completions.append(self._completion(request, n_prompt, sequence))
         return completions * (len(request.seeds) // n)
 
     def renew(self, digest: str) -> None:

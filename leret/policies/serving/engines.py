@@ -1,7 +1,8 @@
 """Inference servers that leret can start: their executables and command lines.
 
-vLLM needs ``--generation-config vllm``. Without it, the server takes settings that a request omits (``top_k``,
-``repetition_penalty``) from the model's generation_config.json, and samples do not come from the policy's distribution.
+vLLM needs ``--generation-config vllm``. Without it, the server takes settings that a request omits
+(``top_k``, ``repetition_penalty``) from the model's generation_config.json, and samples do not come
+from the policy's distribution.
 """
 
 from __future__ import annotations
@@ -29,11 +30,9 @@ class Listening:
     def url(self) -> str:
         """Base URL for clients on this machine, without /v1."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return (
-            f"http://[{host}]:{self.port}"
-            if ":" in host and "[" not in host
-            else f"http://{host}:{self.port}"
-        )
+        if ":" in host and "[" not in host:
+            host = f"[{host}]"
+        return f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,39 +59,24 @@ class ServerKind:
 
 
 def _vllm(served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    command = [
-        "serve",
-        served.weights,
-        "--host",
-        at.host,
-        "--port",
-        str(at.port),
-        "--generation-config",
-        "vllm",
-    ]
+    command = ["serve", served.weights, "--host", at.host, "--port", str(at.port)]
+    command += ["--generation-config", "vllm"]
     command += ["--disable-uvicorn-access-log"]  # the access log has one line per request
     if served.adapter is None:
         command += ["--served-model-name", served.name]
     else:
         rank = next((rank for rank in _VLLM_RANKS if rank >= served.rank), served.rank)
-        command += [
-            "--served-model-name",
-            f"{served.name}-base",
-            "--enable-lora",
-            "--max-lora-rank",
-            str(rank),
-        ]
+        command += ["--served-model-name", f"{served.name}-base"]
+        command += ["--enable-lora", "--max-lora-rank", str(rank)]
         command += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.tokenizer is not None:
         command += ["--tokenizer", str(served.tokenizer)]
-    # On a CPU, use float32 like policies in this process. Compilation takes longer than it saves for small models.
-    # Chunked prefill rewinds seeded generators, which PyTorch does not support on a CPU: vLLM 0.32.0 exits with
-    # "CPU Generator does not use offset".
-    return (
-        command
-        if gpu
-        else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
-    )
+    if not gpu:
+        # Use float32 like policies in this process. Compilation takes longer than it saves for
+        # small models. Chunked prefill rewinds seeded generators, which PyTorch does not support
+        # on a CPU: vLLM 0.32.0 exits with "CPU Generator does not use offset".
+        command += ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
+    return command
 
 
 SERVERS = {
@@ -126,15 +110,15 @@ SERVERS = {
 def find_executable(
     kind: ServerKind, executable: str | None, environment: Mapping[str, str]
 ) -> str:
-    """Return the path of the server's executable: from the argument, the environment variable, or PATH."""
+    """Return the server's executable: from the argument, the variable, or PATH."""
     named = executable or environment.get(kind.variable)
     path = shutil.which(named or kind.executable, path=environment.get("PATH"))
     if path is not None:
         return path
     if named is None:
         raise PolicyError(
-            f"{kind.executable} is not on PATH; install it ({kind.install}), or set --executable or {kind.variable} "
-            "to its path"
+            f"{kind.executable} is not on PATH; install it ({kind.install}), or set --executable "
+            f"or {kind.variable} to its path"
         )
     origin = "--executable" if executable else kind.variable
     fault = "cannot be executed" if Path(named).exists() else "does not exist"

@@ -1,4 +1,4 @@
-"""Start and stop of inference servers: checks, command line, and a context manager for the process."""
+"""Start and stop of inference servers: checks, command line, and context manager."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ _OURS |= {"--port": "--port", "--host": "--host"}
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The command, environment and address of a server. The model's name is its name in requests and recipes, too."""
+    """The command, environment and address of a server.
+
+    The model's name is its name in requests and recipes, too.
+    """
 
     kind: ServerKind
     served: ServedModel
@@ -93,8 +96,8 @@ def plan(
 ) -> ServerPlan:
     """Return the command, environment and address of a server for this model.
 
-    Engine arguments in ``extra`` override leret's. ``merge`` serves an adapter as full weights. ``dry`` is for display:
-    it merges no weights and allows a missing executable.
+    Engine arguments in ``extra`` override leret's. ``merge`` serves an adapter as full weights.
+    ``dry`` is for display: it merges no weights and allows a missing executable.
     """
     kind = SERVERS[engine]
     for argument in extra:
@@ -134,8 +137,9 @@ def run_server(
 ) -> Iterator[ServerProcess]:
     """Start a server, wait until it has completed one prompt, run the block, and stop the server.
 
-    The calling thread must outlive the block: Linux kills the server when that thread ends. ``timeout_s`` limits the
-    time to the first completion. The server is killed ``grace_s`` after SIGTERM. The default log is a temporary file.
+    The calling thread must outlive the block: Linux kills the server when that thread ends.
+    ``timeout_s`` limits the time to the first completion. The server is killed ``grace_s`` after
+    SIGTERM. The default log is a temporary file.
     """
     key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
     environment = {**os.environ, **plan.environment}
@@ -157,9 +161,12 @@ def run_server(
 
 
 class BackgroundServer:
-    """A server that a background thread controls. It is ready after construction, and runs until `close`.
+    """A server that a background thread controls.
 
-    ``settings`` are policy settings for sampling from this server; ``arguments`` are passed to `plan`.
+    It is ready after construction, and runs until `close`.
+
+    ``settings`` are policy settings for sampling from this server; ``arguments`` are passed to
+    `plan`.
     """
 
     def __init__(

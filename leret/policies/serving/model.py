@@ -1,4 +1,7 @@
-"""Models for inference servers: full weights or an adapter, with a name that includes a digest of the weights."""
+"""Models for inference servers: full weights or an adapter.
+
+Their names include a digest of the weights.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +39,23 @@ _PROBE = "Which river flows through the city where the author of the book was bo
 class ServedModel:
     """A model for an inference server.
 
-    Unless the user chose it, ``name`` includes a digest of the weights, so that different weights have different names.
+    Unless the user chose it, ``name`` includes a digest of the weights, so that different weights
+    have different names.
     """
 
     name: str
     weights: str  # absolute path, or hub repository, of the model or the adapter's base
     adapter: Path | None = None  # directory of a LoRA adapter
-    tokenizer: Path | None = (
-        None  # directory of the adapter's tokenizer; None for the base model's tokenizer
-    )
+    tokenizer: Path | None = None  # directory of the adapter's; None for the base model's
     rank: int = 0  # maximum rank of the adapter's matrices; 0 for full weights
 
 
 def resolve_policy(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:
-    """Return the model to serve for a shipped policy, a directory, a hub repository, or (with ``run``) a run's policy.
+    """Return the model to serve.
 
-    ``base`` is the model that the run was sampled from. The default name has the directory's name and a digest.
+    ``policy`` is a shipped policy, a directory, a hub repository, or (with ``run``) a run's policy.
+    ``base`` is the model that the run was sampled from. The default name has the directory's name
+    and a digest.
     """
     if name is not None and not _FIT_NAME.fullmatch(name):
         raise ConfigError(
@@ -70,17 +74,23 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     )
     config = read_model_json(path / "adapter_config.json")
     ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
-    rank = max((one for one in ranks if isinstance(one, int)), default=16)
+    rank = max((rank for rank in ranks if isinstance(rank, int)), default=16)
     return ServedModel(name, str(base.resolve()), path, path if has_tokenizer else None, rank)
 
 
 def merged_directory(adapter: Path) -> Path:
-    """Return the directory for an adapter's merged weights. It is hidden, so that it is not listed as a policy."""
+    """Return the directory for an adapter's merged weights.
+
+    It is hidden, so that it is not listed as a policy.
+    """
     return adapter.parent / f".{adapter.name}-merged"
 
 
 def merge_adapter(served: ServedModel) -> ServedModel:
-    """Return the model with its adapter merged; the last merge is reused if adapter and base are unchanged."""
+    """Return the model with its adapter merged.
+
+    The last merge is reused if adapter and base are unchanged.
+    """
     assert served.adapter is not None
     target, digest = merged_directory(served.adapter), model_digest(served.adapter)
     if completed(target, "merged", digest) is None:
@@ -94,11 +104,13 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
     """Merge an adapter into its base, and write the merged model to the directory ``out``.
 
     Returns:
-        The maximum difference between logits before and after merging on a short text, divided by the maximum logit.
+        The maximum difference between logits before and after merging on a short text, divided by
+        the maximum logit.
 
     Raises:
-        PolicyError: ``adapter`` is not an adapter, does not fit its base, or changes the logits when merged (by more
-            than 1e-4 in float32, 5e-2 in other dtypes); or ``out`` cannot be written.
+        PolicyError: ``adapter`` is not an adapter, does not fit its base, or changes the logits
+            when merged (by more than 1e-4 in float32, 5e-2 in other dtypes); or ``out`` cannot be
+            written.
     """
     import torch
     from peft import PeftModel
@@ -114,8 +126,8 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
         difference = float((merged(input_ids=ids).logits - before).abs().max() / before.abs().max())
     if not difference <= (1e-4 if dtype == "float32" else 5e-2):
         raise PolicyError(
-            f"merging {adapter} into {base} changes the logits by {difference:.1e} of the maximum logit; serve the "
-            "adapter without merging"
+            f"merging {adapter} into {base} changes the logits by {difference:.1e} of the maximum "
+            "logit; serve the adapter without merging"
         )
     digest = model_digest(adapter)
     try:
@@ -127,8 +139,8 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
             mark_completed(place, "merged", digest, {})
     except OSError as error:
         raise PolicyError(
-            f"cannot write {out} ({error.strerror or error}); free disk space for the full weights, or serve the "
-            "adapter without merging"
+            f"cannot write {out} ({error.strerror or error}); free disk space for the full "
+            "weights, or serve the adapter without merging"
         ).failed() from error
     return difference
 
@@ -145,8 +157,8 @@ def _resolve(policy: str) -> tuple[str, str]:
         return path.resolve().name, policy
     if not HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
         raise PolicyError(
-            f"policy {policy} does not exist; give a model directory, `demo`, `agent`, a Hugging Face repository, or, "
-            "with --run R, the name of a policy in the run R"
+            f"policy {policy} does not exist; give a model directory, `demo`, `agent`, a Hugging "
+            "Face repository, or, with --run R, the name of a policy in the run R"
         )
     return policy, policy
 
@@ -168,10 +180,13 @@ def _known(run: Run) -> str:
 def refresh(
     settings: OpenAIPolicySettings, served: ServedModel, directory: str
 ) -> OpenAIPolicySettings:
-    """Return ``settings`` with the name of the policy ``served``; raise PolicyError if a server does not have it.
+    """Return ``settings`` with the name of the policy ``served``.
 
-    A server has the policy if it lists the policy's name, or if it can load its adapter from the same path (vLLM can
-    with ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``). ``directory`` is for the error message.
+    Raise PolicyError if a server does not have it.
+
+    A server has the policy if it lists the policy's name, or if it can load its adapter from the
+    same path (vLLM can with ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``).
+    ``directory`` is for the error message.
     """
     refreshed = settings.model_copy(update={"model": served.name})
     asyncio.run(_check_all(refreshed, served, directory))
@@ -180,8 +195,8 @@ def refresh(
 
 async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> None:
     for url in settings.urls:
-        one = settings.model_copy(update={"urls": (url,), "retry_for_s": PROBE_S})
-        async with aclosing(OpenAIPolicy(one)) as policy:
+        server = settings.model_copy(update={"urls": (url,), "retry_for_s": PROBE_S})
+        async with aclosing(OpenAIPolicy(server)) as policy:
             names = await policy.served()
             why = "a server loads full weights only when it starts"
             if served.name not in names and served.adapter is not None:
@@ -190,8 +205,8 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
         if served.name not in names:
             raise PolicyError(
                 f"{url} does not serve {served.name}, the policy of the next round (it serves "
-                f"{', '.join(names) or 'no model'}; {why}); replace the server with `leret serve policy {directory}`, "
-                "and run the same command again to continue"
+                f"{', '.join(names) or 'no model'}; {why}); replace the server with "
+                f"`leret serve policy {directory}`, and run the same command again to continue"
             )
 
 

@@ -30,8 +30,9 @@ _REPORT_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
 class ServerProcess:
     """A server process, started by the constructor, with a log of its output. Stop it once.
 
-    The process has a separate process group: Ctrl-C at a terminal reaches only leret, which then stops the group. On
-    Linux, the kernel stops the process when leret is killed. Log lines are returned without the API key.
+    The process has a separate process group: Ctrl-C at a terminal reaches only leret, which then
+    stops the group. On Linux, the kernel stops the process when leret is killed. Log lines are
+    returned without the API key.
     """
 
     def __init__(
@@ -50,15 +51,16 @@ class ServerProcess:
                     stdout=stdout,
                     stderr=subprocess.STDOUT,
                     env=environment,
-                    # A new group keeps Ctrl-C from the server. A new session would too, but Linux divides CPU time
-                    # between sessions, so that a busy-waiting server (vLLM on CPUs) would starve its client.
+                    # A new group keeps Ctrl-C from the server. A new session would too, but Linux
+                    # divides CPU time between sessions, so that a busy-waiting server (vLLM on
+                    # CPUs) would starve its client.
                     process_group=0,
                     preexec_fn=prctl and (lambda: prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)),  # noqa: PLW1509
                 )
         except OSError as error:
             raise PolicyError(
-                f"cannot open {error.filename or command[0]} ({error.strerror}); check that the program is "
-                f"executable, and that {self.log.parent} is writable"
+                f"cannot open {error.filename or command[0]} ({error.strerror}); check that the "
+                f"program is executable, and that {self.log.parent} is writable"
             ) from error
 
     def exit_code(self) -> int | None:
@@ -67,27 +69,28 @@ class ServerProcess:
 
     def check_alive(self) -> None:
         """Raise a PolicyError with the last lines of the log if the process has ended."""
-        if (code := self.exit_code()) is not None:
+        code = self.exit_code()
+        if code is not None:
             what = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
             raise self.failure(f"the server {what}")
 
     def failure(self, what: str) -> PolicyError:
         lines = self.tail()
-        return PolicyError(
-            f"{what}; see its log {self.log}"
-            + (f", which ends with:\n{lines}" if lines else " (empty)")
-        ).failed()
+        end = f", which ends with:\n{lines}" if lines else " (empty)"
+        return PolicyError(f"{what}; see its log {self.log}{end}").failed()
 
     def tail(self, n_lines: int = 15) -> str:
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
-        return self.key.redact(
-            "\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:])
-        )
+            text = file.read().decode("utf-8", "replace")
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        return self.key.redact("\n".join(lines[-n_lines:]))
 
     def stop(self, grace_s: float) -> bool:
-        """Terminate the process group, and kill it after ``grace_s`` seconds; return False if it had to be killed."""
+        """Terminate the process group, and kill it after ``grace_s`` seconds.
+
+        Return False if it had to be killed.
+        """
         group, deadline = self._process.pid, time.monotonic() + grace_s
         _signal(group, signal.SIGTERM)
         try:
@@ -108,7 +111,10 @@ def _signal(group: int, which: signal.Signals) -> None:
 
 
 def _alive(group: int) -> bool:
-    """Return whether any process of the group is running, orphans included; zombies do not count."""
+    """Return whether any process of the group is running, orphans included.
+
+    Zombies do not count.
+    """
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
@@ -123,7 +129,10 @@ def wait_until_ready(
     timeout_s: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait until the server is healthy and has completed one prompt; raise PolicyError if the server fails."""
+    """Wait until the server is healthy and has completed one prompt.
+
+    Raise PolicyError if the server fails.
+    """
     began = time.monotonic()
     [url] = settings.urls
     _wait_for_health(server, url.removesuffix("/v1"), timeout_s, tell)
