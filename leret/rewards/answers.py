@@ -125,7 +125,7 @@ def answer_texts(prediction: Any) -> str | dict[str, str] | None:
 def _fields(prediction: Any) -> dict[str, Any]:
     if hasattr(prediction, "items"):
         return dict(prediction.items())
-    return vars(prediction)
+    return dict(vars(prediction))
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:
