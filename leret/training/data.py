@@ -1,10 +1,11 @@
-"""Training examples, which are read from samples, encoded as token ids and checked against the sampled prompts.
+"""Training examples: read from samples, encoded, and checked against the sampled prompts.
 
-A completion is trained as the sampled token ids where the store has them. Without them (texts from an API that sends
-no ids, reference answers) its text is encoded again, which a tokenizer may split differently than the sampler did.
-The end token follows a completion unless ``max_tokens`` cut it. A stop string also ends a completion: the text before
-it is trained with an end token. A chat template may end a rendered conversation differently (for example with a
-newline), but a sampler never produces that ending.
+A completion is trained as the sampled token ids where the store has them. Without them (texts from
+an API that sends no ids, reference answers) its text is encoded again, which a tokenizer may split
+differently than the sampler did. The end token follows a completion unless ``max_tokens`` cut it. A
+stop string also ends a completion: the text before it is trained with an end token. A chat template
+may end a rendered conversation differently (for example with a newline), but a sampler never
+produces that ending.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -53,10 +54,11 @@ _ENDINGS = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """A prompt with its completions: the target (SFT, KTO), or the chosen and the rejected completion.
+    """A prompt with its completions: the target (SFT, KTO), or chosen and rejected.
 
     Attributes:
-        scores: rewards of the completions (for KTO, minus the baseline); unused if the algorithm uses no rewards.
+        scores: rewards of the completions (for KTO, minus the baseline); unused if the algorithm
+            uses no rewards.
         is_cut: by completion, whether ``max_tokens`` cut it; empty if all ended.
         token_ids: by completion, the sampled token ids, or None; empty if there are none.
         learns_end: False excludes the end token from the loss (sft).
@@ -87,7 +89,10 @@ class TrainingExample:
 
 @dataclass(frozen=True)
 class GroupSamples:
-    """Samples in memory; the completions of a pair have adjacent reward levels, as in the LeReT paper."""
+    """Samples in memory.
+
+    The completions of a pair have adjacent reward levels, as in the LeReT paper.
+    """
 
     samples: Sequence[StateSamples]
     unparsed_reward: float | None = (
@@ -108,7 +113,10 @@ class GroupSamples:
 
 @dataclass(frozen=True)
 class RunSamples:
-    """A run's samples (of finished tasks, by the last sampling policy) and its pairs (from ``R/preferences``)."""
+    """A run's samples and its pairs (from ``R/preferences``).
+
+    The samples are of finished tasks, by the last sampling policy.
+    """
 
     run: Run
     predictors: Collection[str] | None = None  # None: all
@@ -123,7 +131,8 @@ class RunSamples:
         from leret.sampling.preferences.dataset import no_finished_question
         from leret.sampling.store.store import Store
 
-        sampled, policy = set(), self.run.manifest.policy_digest
+        policy = self.run.manifest.policy_digest
+        sampled = set()
         with Store(self.run.store, read_only=True) as store:
             for group in store.finished(policy):
                 sampled.add(group.state.predictor)
@@ -135,74 +144,87 @@ class RunSamples:
 
     def pairs(self) -> list[TrainingExample]:
         """Return the pairs in ``R/preferences/train.parquet``, in file order."""
-        import pyarrow
-        import pyarrow.parquet
-
-        path = self.run.preferences / "train.parquet"
-        if not path.is_file():
-            raise TrainingError(
-                f"{path} is missing; write it with `leret sample`, or rebuild it with `leret pairs`"
-            )
-        try:
-            table = pyarrow.parquet.ParquetFile(
-                path
-            ).read()  # read_table imports pandas, which takes a second
-        except (OSError, pyarrow.ArrowException) as error:
-            raise TrainingError(
-                f"{path} cannot be read ({error}); rebuild it with `leret pairs`"
-            ) from error
-        if missing := [name for name in _COLUMNS if name not in table.column_names]:
-            raise TrainingError(
-                f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
-                "rebuild it with `leret pairs`"
-            )
-        added = [
-            name for name in _ENDINGS if name in table.column_names
-        ]  # pairs of an older version lack them
-        rows = table.select([*_COLUMNS, *added]).to_pylist()
-        if not rows:
-            raise TrainingError(
-                f"{path} holds no pairs, because no state has two completions with different rewards; sample more "
-                "questions, more prompts or samples per state, or at a higher temperature"
-            )
+        rows = _pair_rows(self.run.preferences / "train.parquet")
         _check_predictors(self.predictors, {str(row["predictor"]) for row in rows})
-        return [
-            TrainingExample(
-                str(row["question_id"]),
-                plain(row["prompt"]),
-                (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"])),
-                (float(row["score_chosen"]), float(row["score_rejected"])),
-                tuple(row.get(f"{side}_finish_reason") == "length" for side in _SIDES),
-                tuple(row.get(f"{side}_token_ids") for side in _SIDES),
-            )
-            for row in rows
-            if self.predictors is None or row["predictor"] in self.predictors
-        ]
+        if self.predictors is not None:
+            rows = [row for row in rows if row["predictor"] in self.predictors]
+        return [_pair(row) for row in rows]
 
 
 Samples = GroupSamples | RunSamples
 
 
+def _pair_rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise TrainingError(
+            f"{path} is missing; write it with `leret sample`, or rebuild it with `leret pairs`"
+        )
+    try:
+        # read_table imports pandas, which takes a second.
+        table = pyarrow.parquet.ParquetFile(path).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise TrainingError(
+            f"{path} cannot be read ({error}); rebuild it with `leret pairs`"
+        ) from error
+    missing = [name for name in _COLUMNS if name not in table.column_names]
+    if missing:
+        raise TrainingError(
+            f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
+            "rebuild it with `leret pairs`"
+        )
+    # Pairs of an older version lack the columns of endings.
+    endings = [name for name in _ENDINGS if name in table.column_names]
+    rows: list[dict[str, Any]] = table.select([*_COLUMNS, *endings]).to_pylist()
+    if not rows:
+        raise TrainingError(
+            f"{path} holds no pairs, because no state has two completions with different rewards; "
+            "sample more questions, more prompts or samples per state, or at a higher temperature"
+        )
+    return rows
+
+
+def _pair(row: Mapping[str, Any]) -> TrainingExample:
+    chosen, rejected = row["chosen"][0], row["rejected"][0]
+    return TrainingExample(
+        str(row["question_id"]),
+        plain(row["prompt"]),
+        (str(chosen["content"]), str(rejected["content"])),
+        (float(row["score_chosen"]), float(row["score_rejected"])),
+        tuple(row.get(f"{side}_finish_reason") == "length" for side in _SIDES),
+        tuple(row.get(f"{side}_token_ids") for side in _SIDES),
+    )
+
+
 def plain(messages: Sequence[Any]) -> Messages:
     """Return messages with only role, text content, and the keys of native tool calls."""
     keys = ("role", "content", "tool_calls", "tool_call_id", "name", "tools")
-    return tuple({key: one[key] for key in keys if one.get(key) is not None} for one in messages)
+    essential = []
+    for message in messages:
+        essential.append({key: message[key] for key in keys if message.get(key) is not None})
+    return tuple(essential)
 
 
 def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) -> None:
-    if missing := sorted(set(wanted or ()) - set(sampled)):
+    missing = sorted(set(wanted or ()) - set(sampled))
+    if missing:
+        available = ", ".join(sorted(sampled)) or "none"
         raise TrainingError(
-            f"predictors: the run has no samples of {', '.join(missing)}; choose from: "
-            f"{', '.join(sorted(sampled)) or 'none'}"
+            f"predictors: the run has no samples of {', '.join(missing)}; choose from: {available}"
         )
 
 
 def completion_rows(
     examples: Sequence[TrainingExample], *, labelled: bool
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
-    """Return rows in TRL's conversational format, and the types of their columns; ``labelled`` adds KTO's ``label``.
+    """Return rows in TRL's conversational format, and the types of their columns.
 
-    TRL encodes the texts again and ends each with an end token, so rows with ``is_cut`` should be left out.
+    ``labelled`` adds KTO's ``label``.
+
+    TRL encodes the texts again and ends each with an end token, so rows with ``is_cut`` should be
+    left out.
     """
     columns = {
         "prompt": "messages",
@@ -210,21 +232,25 @@ def completion_rows(
         "question_id": "string",
         "is_cut": "bool",
     }
-    rows = (
-        {
-            "prompt": list(example.prompt),
-            "completion": [{"role": "assistant", "content": example.completions[0]}],
-            "question_id": example.task_id,
-            "is_cut": any(example.is_cut),
-        }
-        | ({"label": example.scores[0] >= 0} if labelled else {})
-        for example in examples
-    )
-    return rows, columns | ({"label": "bool"} if labelled else {})
+    if labelled:
+        columns["label"] = "bool"
+    return (_completion_row(example, labelled) for example in examples), columns
+
+
+def _completion_row(example: TrainingExample, labelled: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "prompt": list(example.prompt),
+        "completion": [{"role": "assistant", "content": example.completions[0]}],
+        "question_id": example.task_id,
+        "is_cut": any(example.is_cut),
+    }
+    if labelled:
+        row["label"] = example.scores[0] >= 0
+    return row
 
 
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
-    """Return a digest of the examples in their order: task ids, prompts, completions, scores, endings and token ids."""
+    """Return a digest of the examples in their order, with their scores, endings and token ids."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         content: list[Any] = [example.task_id, example.prompt, example.completions, example.scores]
@@ -239,7 +265,10 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An example as token ids; a completion ends with the end token, unless ``max_tokens`` cut it."""
+    """An example as token ids.
+
+    A completion ends with the end token, unless ``max_tokens`` cut it.
+    """
 
     prompt: list[int]
     completions: tuple[list[int], ...]
@@ -254,7 +283,10 @@ class Encoded:
     @property
     def gain(self) -> float:
         """Difference of the rewards in a pair; 0 if the pair has no rewards."""
-        return self.scores[0] - self.scores[1] if self.scores else 0.0
+        if not self.scores:
+            return 0.0
+        chosen, rejected = self.scores
+        return chosen - rejected
 
 
 class TokenEncoder:
@@ -284,20 +316,18 @@ class TokenEncoder:
     def encode(
         self, examples: Sequence[TrainingExample], *, same_tokenizer: bool = False
     ) -> list[Encoded]:
-        """Encode examples; with ``same_tokenizer``, their token ids are from a sampler with this tokenizer.
+        """Encode examples.
+
+        With ``same_tokenizer``, their token ids are from a sampler with this tokenizer.
 
         Raises:
-            TrainingError: token ids are not those of the completion's text, with ``same_tokenizer``.
+            TrainingError: token ids are not those of the completion's text, with
+                ``same_tokenizer``.
         """
-        messages = {
-            str(example.prompt): example.prompt for example in examples
-        }  # pairs of a state share a prompt
-        rendered = {key: self.render(prompt) for key, prompt in messages.items()}
-        prompts = [rendered[str(example.prompt)] for example in examples]
-        both = zip(prompts, examples, strict=True)
-        texts = dict.fromkeys(
-            [*prompts, *(prompt + text for prompt, one in both for text in one.completions)]
-        )
+        prompts = self._render_each(examples)
+        texts = dict.fromkeys(prompts)
+        for prompt, example in zip(prompts, examples, strict=True):
+            texts |= dict.fromkeys(prompt + text for text in example.completions)
         ids = dict(zip(texts, self._ids(list(texts)), strict=True))
         encoded = []
         sampled: dict[tuple[Any, ...], list[int] | None] = {}  # pairs of a state share completions
@@ -309,24 +339,36 @@ class TokenEncoder:
                 target = text, is_cut, token_ids and tuple(token_ids)
                 if target not in sampled:
                     sampled[target] = self._sampled(example.task_id, *target, same_tokenizer)
-                whole = sampled[target] or self._completion(
-                    ids[prompt], ids[prompt + text], text, is_cut
-                )
-                completions.append(whole)
+                completion = sampled[target]
+                if not completion:
+                    whole = ids[prompt + text]
+                    completion = self._completion(ids[prompt], whole, text, is_cut)
+                completions.append(completion)
             encoded.append(
                 Encoded(ids[prompt], tuple(completions), example.scores, example.learns_end)
             )
         return encoded
 
+    def _render_each(self, examples: Sequence[TrainingExample]) -> list[str]:
+        rendered: dict[str, str] = {}  # pairs of a state share a prompt
+        prompts = []
+        for example in examples:
+            key = str(example.prompt)
+            if key not in rendered:
+                rendered[key] = self.render(example.prompt)
+            prompts.append(rendered[key])
+        return prompts
+
     def render(self, messages: Messages) -> str:
-        how = {
-            "enable_thinking": self.enable_thinking,
-            "tokenize": False,
-            "add_generation_prompt": True,
-        }
-        return str(
-            apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how)
+        text = apply_template(
+            self.tokenizer,
+            messages,
+            str(self.tokenizer.name_or_path),
+            enable_thinking=self.enable_thinking,
+            tokenize=False,
+            add_generation_prompt=True,
         )
+        return str(text)
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         return self._ids([self.render(messages)])[0]
@@ -339,31 +381,43 @@ class TokenEncoder:
         ids: Sequence[int] | None,
         same_tokenizer: bool,
     ) -> list[int] | None:
-        """Return the sampled ids of a completion, with an end token unless it was cut; None to encode its text.
+        """Return the sampled ids of a completion, with an end token unless it was cut.
 
-        The text is encoded if a stop string ended it: the sampled tokens then go on, without an end token.
+        None means that its text must be encoded.
+
+        The text is encoded if a stop string ended it: the sampled tokens then go on, without an end
+        token.
         """
         if ids is None:
             return None
         fault = self._sampler.fault_of(ids, text, self._size)
         if fault is None:
-            complete = is_cut or ids[-1] in self._ends
-            return list(ids) if complete else [*ids, self.end]
-        goes_on = letters(self._sampler.to_text(ids, special=True)).startswith(letters(text))
+            if is_cut or ids[-1] in self._ends:
+                return list(ids)
+            return [*ids, self.end]
+        sampled_text = self._sampler.to_text(ids, special=True)
+        goes_on = letters(sampled_text).startswith(letters(text))
         is_stopped = goes_on and not is_cut and ids[-1] not in self._ends
         if same_tokenizer and not is_stopped:
             raise TrainingError(
                 f"question {task_id}: the sampler sent {fault}. Its tokenizer differs from that of "
-                f"{self.tokenizer.name_or_path}, or it edits the text; serve the model with the policy's tokenizer and "
-                "without a reasoning parser, and sample a new run"
+                f"{self.tokenizer.name_or_path}, or it edits the text; serve the model with the "
+                "policy's tokenizer and without a reasoning parser, and sample a new run"
             )
         return None
 
     def _completion(
         self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None = None
     ) -> list[int]:
-        """Encode a completion as it follows its prompt, or alone if a token would span both (no sampled token does)."""
-        ids = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self._ids([text])[0]
+        """Encode a completion as it follows its prompt.
+
+        It is encoded alone if a token would span both, as no sampled token does.
+        """
+        n_prompt = len(prompt)
+        if whole[:n_prompt] == prompt:
+            ids = whole[n_prompt:]
+        else:
+            [ids] = self._ids([text])
         return ids if is_cut else [*ids, self.end]
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
@@ -379,7 +433,10 @@ def check_parity(
     encoded: Sequence[Encoded],
     predictors: Collection[str] | None = None,
 ) -> None:
-    """Compare some training prompts with those of the run, if any; raise `TrainingError` at the first difference."""
+    """Compare some training prompts with those of the run, if any.
+
+    Raise `TrainingError` at the first difference.
+    """
     _check_ids(examples, encoder, encoded)
     if run is None or not run.store.is_file():
         return
@@ -399,19 +456,22 @@ def check_parity(
 def _check_ids(
     examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]
 ) -> None:
-    """Compare the token ids of some prompts with the sampler's; raise `TrainingError` at the first difference."""
+    """Compare the token ids of some prompts with the sampler's.
+
+    Raise `TrainingError` at the first difference.
+    """
     engine = PromptEncoder(
         encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking
     )
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
-        ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
+        example = examples[index]
+        ours = encoded[index].prompt
+        theirs = list(engine.encode(example.prompt).token_ids)
         if ours != theirs:
-            shorter = min(len(ours), len(theirs))
-            place = next(
-                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter
-            )
+            place = _first_difference(ours, theirs)
             raise TrainingError(
-                f"question {examples[index].task_id}: training and sampling prompts differ from token {place} on:\n"
+                f"question {example.task_id}: training and sampling prompts differ from token "
+                f"{place} on:\n"
                 f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
                 f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
                 "The chat template and tokenizer must give the same ids in training and sampling; "
@@ -419,19 +479,31 @@ def _check_ids(
             )
 
 
+def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return place
+    return min(len(ours), len(theirs))
+
+
 def has_sampled_tokenizer(
     run: Run, initial: InitialPolicy, predictors: Collection[str] | None = None
 ) -> bool:
     """Return whether training starts from the sampled model, or from a policy that this run trained from it.
 
-    A served model is the initial policy if their names agree, without the digest that `leret serve policy` appends.
+    A served model is the initial policy if their names agree, without the digest that `leret serve
+    policy` appends.
     """
     name = initial.name
-    while "/" not in name and (record := training_record(run.policies / name)):
+    while "/" not in name:
+        record = training_record(run.policies / name)
+        if not record:
+            break
         name = str(record["parent"])
     if name == "base":
         return True
-    served = str(sampled_settings(run, predictors).get("model", "")).rstrip("/").rpartition("/")[2]
+    model = str(sampled_settings(run, predictors).get("model", ""))
+    served = model.rstrip("/").rpartition("/")[2]
     stem = re.sub("-[0-9a-f]{8}$", "", served)
     return not {served, stem}.isdisjoint({Path(name).name, initial.directory.name})
 
@@ -443,21 +515,25 @@ def _check_counts(
     states: Sequence[StateSamples],
     predictors: Collection[str] | None,
 ) -> None:
-    """Compare token counts of zero-shot prompts with the sampler's; only warn if the sampled model may be another."""
+    """Compare token counts of zero-shot prompts with the sampler's.
+
+    Only warn if the sampled model may be another.
+    """
     for group in states:
-        state, ids = group.state, encoder.prompt_ids(plain(group.state.messages))
-        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"} - {
-            None,
-            0,
-            len(ids),
-        }
+        state = group.state
+        ids = encoder.prompt_ids(plain(state.messages))
+        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
+        counts -= {None, 0, len(ids)}
         if not counts:
             continue
         fault = (
-            f"question {state.task_id}, step {state.step}: the sampler counted {counts.pop()} tokens in the zero-shot "
-            f"prompt, but {initial.directory} encodes the same messages to {len(ids)}:\n"
-            f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
-            "Serve the model with the tokenizer and chat template of that directory, and sample again"
+            f"question {state.task_id}, step {state.step}: the sampler counted {counts.pop()} "
+            f"tokens in the zero-shot prompt, but {initial.directory} encodes the same messages to "
+            f"{len(ids)}:\n"
+            f"  {_tokens(encoder.tokenizer, ids, 0)}\n"
+            f"  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
+            "Serve the model with the tokenizer and chat template of that directory, and sample "
+            "again"
         )
         if has_sampled_tokenizer(run, initial, predictors):
             raise TrainingError(fault)
@@ -470,53 +546,64 @@ def _check_examples(
 ) -> None:
     from leret.programs.checks import message_difference
 
-    known: dict[str, list[Messages]] = defaultdict(list)
+    prompts: dict[str, list[Messages]] = defaultdict(list)
     for group in states:
-        known[group.state.task_id].append(plain(group.state.messages))
+        prompts[group.state.task_id].append(plain(group.state.messages))
     if len(states) == _STATES:
-        del known[states[-1].state.task_id]  # this task may have more states than were read
+        del prompts[states[-1].state.task_id]  # this task may have more states than were read
     for example in examples:
-        sent, trained = known.get(example.task_id), example.prompt
+        trained = example.prompt
+        sent = prompts.get(example.task_id)
         if sent and trained not in sent:
             raise TrainingError(
-                f"question {example.task_id}: the training prompt differs from the sampled prompt:\n"
-                f"{message_difference(trained, sent[0], ('trained', 'sent'))}\n"
-                f"{run.preferences} does not match the run's samples; rebuild it with `leret pairs --run {run.path}`"
+                f"question {example.task_id}: the training prompt differs from the sampled "
+                f"prompt:\n{message_difference(trained, sent[0], ('trained', 'sent'))}\n{run.preferences} "
+                f"does not match the run's samples; rebuild it with `leret pairs --run {run.path}`"
             )
 
 
 def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
-    """Check that the program still sends the sampled messages; skip the check if program and versions are unchanged."""
+    """Check that the program still sends the sampled messages.
+
+    Skip the check if program and versions are unchanged.
+    """
     from leret.programs.checks import message_difference
     from leret.rollouts.environment import Environment
 
     manifest = run.manifest
-    program, sampled = (manifest.sampling or {}).get("program"), manifest.digests.get("program")
+    program = (manifest.sampling or {}).get("program")
+    sampled = manifest.digests.get("program")
     try:
         if program and manifest.versions == versions() and program_digest(program) == sampled:
             return
         formatter = Environment.open(run).formatter
     except (LeretError, OSError) as error:
         return run.event("train", "messages not checked", why=str(error))
-    for state in (group.state for group in states if group.state.predictor not in formatter.picks):
-        if "tools" in state.messages[0]:
+    for group in states:
+        state = group.state
+        if state.predictor in formatter.picks or "tools" in state.messages[0]:
             continue  # the stored inputs do not hold the tools themselves
         try:
-            today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
+            need = formatter.need(state.predictor, state.inputs)
+            today = plain(formatter.messages(need))
         except KeyError:
             raise TrainingError(
-                f"question {state.task_id}: the program no longer has the sampled predictor {state.predictor!r}; "
-                "restore the program, or sample a new run with the current program"
+                f"question {state.task_id}: the program no longer has the sampled predictor "
+                f"{state.predictor!r}; restore the program, or sample a new run with the current "
+                "program"
             ) from None
         if today != plain(state.messages):
             raise TrainingError(
-                f"question {state.task_id}, step {state.step}: the program no longer sends the sampled messages:\n"
+                f"question {state.task_id}, step {state.step}: the program no longer sends the "
+                "sampled messages:\n"
                 f"{message_difference(plain(state.messages), today, ('sampled', 'today'))}\n"
-                "A policy trained on the sampled messages would receive different prompts. Restore the program and its "
-                "adapter, or sample a new run with the current program"
+                "A policy trained on the sampled messages would receive different prompts. Restore "
+                "the program and its adapter, or sample a new run with the current program"
             )
 
 
 def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:
     start = max(0, place - 5)
-    return f"{'...' if start else ''}{tokenizer.decode(list(ids[start : place + 12]))!r} {list(ids[start : place + 6])}"
+    dots = "..." if start else ""
+    text = tokenizer.decode(list(ids[start : place + 12]))
+    return f"{dots}{text!r} {list(ids[start : place + 6])}"

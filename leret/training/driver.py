@@ -1,7 +1,10 @@
-"""Driver for all training; handles progress, validation, alarms, interrupts, checkpoints and publication.
+"""Driver for all training.
 
-The driver is a transformers callback. It runs with TRL's trainers and with rounds (`leret.training.online.loop`). The
-Trainer class calls callbacks itself; `StepLoop` calls them in the same order for the engines that are not a Trainer.
+Handles progress, validation, alarms, interrupts, checkpoints and publication.
+
+The driver is a transformers callback. It runs with TRL's trainers and with rounds
+(`leret.training.online.loop`). The Trainer class calls callbacks itself; `StepLoop` calls them in
+the same order for the engines that are not a Trainer.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ _SHOWN = {
     "rewards/margins": "margin",
     "loss": "loss",
 }
-"""Logged metrics that the progress line shows, with their labels. A narrow terminal cuts the last ones."""
+"""Logged metrics that the progress line shows, with their labels. A narrow terminal cuts the last
+ones."""
 
 
 class Engine(Protocol):
@@ -50,7 +54,8 @@ class Engine(Protocol):
     Attributes:
         state: step, log and best step, as in transformers.
         steps: optimizer steps so far.
-        preflight: relative error of the trainer's loss (`leret.training.algorithms.base.check_loss`); None if unknown.
+        preflight: relative error of the trainer's loss
+            (`leret.training.algorithms.base.check_loss`); None if unknown.
     """
 
     state: TrainerState
@@ -74,21 +79,31 @@ class Engine(Protocol):
     def load(self, checkpoint: Path) -> None: ...
 
     def save(self, directory: Path) -> tuple[str, str]:
-        """Write the trained policy; return its base model's name and the library that loads the policy."""
+        """Write the trained policy.
+
+        Return its base model's name and the library that loads the policy.
+        """
         ...
 
 
 class Driver(TrainerCallback):
-    """Callback that shows progress, feeds the monitor, validates, and stops training at an interrupt or an alarm."""
+    """Callback that shows progress, feeds the monitor, validates, and stops at interrupts or alarms."""
 
     def __init__(
-        self, log: Callable[[dict[str, float]], None], monitor: Monitor, stage: str, progress: Progress,
-        interrupt: Interrupt, validate: Callable[[], dict[str, float]] | None = None, eval_steps: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        log: Callable[[dict[str, float]], None],
+        monitor: Monitor,
+        stage: str,
+        progress: Progress,
+        interrupt: Interrupt,
+        validate: Callable[[], dict[str, float]] | None = None,
+        eval_steps: int | None = None,
+    ) -> None:
         self.log, self.monitor, self.stage, self.progress = log, monitor, stage, progress
         self.interrupt, self.validate, self.eval_steps = interrupt, validate, eval_steps
-        self._facts: dict[str, float] = {}
-        self._logged_step, self._since = 0, 0.0  # last log entry; validations move its time forward
+        self._shown: dict[str, float] = {}
+        self._logged_step = 0
+        self._since = 0.0  # time of the last log entry; validations move it forward
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.start(self.stage, state.max_steps)
@@ -107,62 +122,64 @@ class Driver(TrainerCallback):
         if self.interrupt.agree():
             control.should_save = control.should_training_stop = True
         is_last = state.global_step == state.max_steps
-        if self.validate is not None and (
-            is_last or (self.eval_steps and state.global_step % self.eval_steps == 0)
-        ):
+        is_due = self.eval_steps and state.global_step % self.eval_steps == 0
+        if self.validate is not None and (is_last or is_due):
             self._validate(self.validate, state, control)
         if control.should_save:
-            control.should_log = (
-                True  # the monitor then checks the loss before the checkpoint is written
-            )
-        self.progress.advance(1, **self._facts)
+            # The monitor then checks the loss before the checkpoint is written.
+            control.should_log = True
+        self.progress.advance(1, **self._shown)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        entry = state.log_history[-1]
-        if "train_runtime" in entry:
+        figures = state.log_history[-1]
+        if "train_runtime" in figures:
             return
-        if not any(name.startswith("eval_") for name in entry):
-            entry |= self._costs(args, state, entry)
+        if not any(name.startswith("eval_") for name in figures):
+            figures |= self._costs(args, state, figures)
         if self.monitor.see(state.log_history):
             control.should_save = control.should_training_stop = True
-        self._facts |= {
-            label: float(entry[name])
-            for name, label in _SHOWN.items()
-            if entry.get(name) is not None
-        }
+        for name, label in _SHOWN.items():
+            if figures.get(name) is not None:
+                self._shown[label] = float(figures[name])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.finish()
 
-    def _costs(self, args: Any, state: Any, entry: Mapping[str, float]) -> dict[str, float]:
+    def _costs(self, args: Any, state: Any, figures: Mapping[str, float]) -> dict[str, float]:
         """Return peak memory, and completions per second since the last log entry."""
-        now, n_steps = time.monotonic(), state.global_step - self._logged_step
-        per_step = entry.get("num_completions")
+        now = time.monotonic()
+        n_steps = state.global_step - self._logged_step
+        per_step = figures.get("num_completions")
         if per_step is None:  # transformers' Trainer
             per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-            if "rewards/accuracies" in entry:  # of pairs
+            if "rewards/accuracies" in figures:  # of pairs
                 per_step *= 2
         rate = per_step * n_steps / (now - self._since)
-        self._logged_step, self._since = state.global_step, now
+        self._logged_step = state.global_step
+        self._since = now
         return {PEAK: peak_gib(), RATE: rate}
 
     def _validate(self, validate: Callable[[], dict[str, float]], state: Any, control: Any) -> None:
-        """Validate and log; save a checkpoint if the step is the best so far (rotation keeps the best checkpoint)."""
+        """Validate and log.
+
+        Save a checkpoint if the step is the best so far (rotation keeps the best checkpoint).
+        """
         should_log = control.should_log  # logging the validation resets this flag
         began = time.monotonic()
         self.log(validate())
         self._since += time.monotonic() - began
         control.should_log = should_log
-        if (
-            state.global_step
-            and best_step(state.log_history, self.monitor.measure) == state.global_step
-        ):
-            state.best_global_step = state.global_step
+        step = state.global_step
+        if step and best_step(state.log_history, self.monitor.measure) == step:
+            state.best_global_step = step
             control.should_save = True
 
 
 class StepLoop:
-    """State and callbacks of an engine that is not a `transformers.Trainer`; events come in Trainer's order."""
+    """State and callbacks of an engine that is not a `transformers.Trainer`.
+
+    Events come in Trainer's order.
+    """
 
     def __init__(
         self, directory: Path, logging_steps: int, save_steps: int, max_steps: int
@@ -183,10 +200,9 @@ class StepLoop:
 
     @property
     def is_over(self) -> bool:
-        return (
-            bool(self.control.should_training_stop)
-            or self.state.global_step >= self.state.max_steps
-        )
+        if self.control.should_training_stop:
+            return True
+        return bool(self.state.global_step >= self.state.max_steps)
 
     def add_callback(self, callback: TrainerCallback) -> None:
         self._handler.add_callback(callback)
@@ -198,7 +214,8 @@ class StepLoop:
         """Count a step, and log if logging is due; return True if a checkpoint is due."""
         self._handler.on_step_begin(self.args, self.state, self.control)
         self._figures.append(figures)
-        self.state.global_step, self.state.epoch = self.state.global_step + 1, epoch
+        self.state.global_step += 1
+        self.state.epoch = epoch
         self._handler.on_step_end(self.args, self.state, self.control)
         if self.control.should_log:
             self.log(_means(self._figures))
@@ -206,22 +223,23 @@ class StepLoop:
         return bool(self.control.should_save)
 
     def log(self, figures: dict[str, float]) -> None:
-        entry = {**figures, "epoch": self.state.epoch, "step": self.state.global_step}
-        self.state.log_history.append(entry)
+        position = {"epoch": self.state.epoch, "step": self.state.global_step}
+        self.state.log_history.append({**figures, **position})
         self._handler.on_log(self.args, self.state, self.control, figures)
 
     def save_state(self, checkpoint: Path) -> None:
         """Complete a checkpoint by writing the trainer state, and remove older checkpoints."""
-        best = self.state.best_global_step
-        self.state.best_model_checkpoint = (
-            None if best is None else str(checkpoint.parent / f"checkpoint-{best}")
-        )
-        self.state.save_to_json(str(checkpoint / "trainer_state.json"))
-        rotate_checkpoints(str(checkpoint.parent), N_CHECKPOINTS, self.state.best_model_checkpoint)
+        state = self.state
+        state.best_model_checkpoint = None
+        if state.best_global_step is not None:
+            best = checkpoint.parent / f"checkpoint-{state.best_global_step}"
+            state.best_model_checkpoint = str(best)
+        state.save_to_json(str(checkpoint / "trainer_state.json"))
+        rotate_checkpoints(str(checkpoint.parent), N_CHECKPOINTS, state.best_model_checkpoint)
 
 
 def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Interrupt) -> int:
-    """Train from the last checkpoint to the end, and load the weights with the best validation score.
+    """Train from the last checkpoint to the end, and load the weights with the best score.
 
     Returns:
         Step of the checkpoint at which training resumed; 0 for a fresh start.
@@ -256,9 +274,14 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
 
 
 def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> TrainingRecord:
-    """Write the trained policy with record and model card, and move it into the run; return the record."""
-    recipe, measure, final = job.recipe, job.recipe.metric_for_best_model, job.directory.final
-    log = [entry for entry in engine.state.log_history if "train_runtime" not in entry]
+    """Write the trained policy with record and model card, and move it into the run.
+
+    Return the record.
+    """
+    recipe = job.recipe
+    measure = recipe.metric_for_best_model
+    final = job.directory.final
+    log = [figures for figures in engine.state.log_history if "train_runtime" not in figures]
     record = TrainingRecord(
         name=recipe.policy_name,
         algorithm=recipe.algorithm,
@@ -285,7 +308,9 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
     return record
 
 
-def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for entry in entries for name in entry)
-    columns = {name: [entry[name] for entry in entries if name in entry] for name in names}
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    columns: dict[str, list[float]] = {}
+    for figures in steps:
+        for name, value in figures.items():
+            columns.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in columns.items()}

@@ -53,7 +53,9 @@ _DISK = (
 
 @contextmanager
 def training_process(threads: int | None) -> Iterator[None]:
-    """Set the number of threads (1 for bit-identical results) and silence libraries; restore both settings afterwards.
+    """Set the number of threads (1 for bit-identical results) and silence libraries.
+
+    Restore both settings afterwards.
 
     If the disk is full, libraries raise different errors in the block; all of them become OSError.
     """
@@ -96,14 +98,20 @@ def _disk_errors() -> Iterator[None]:
 
 
 class Interrupt:
-    """SIGINT or SIGTERM saves a checkpoint after the current step and stops training; a second signal stops at once."""
+    """SIGINT or SIGTERM saves a checkpoint after the current step and stops training.
+
+    A second signal stops at once.
+    """
 
     def __init__(self) -> None:
         self.requested = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Catch signals inside the block; raise KeyboardInterrupt at the end of the block if a signal came."""
+        """Catch signals inside the block.
+
+        Raise KeyboardInterrupt at the end of the block if a signal came.
+        """
         numbers = (signal.SIGINT, signal.SIGTERM)
         main = (
             threading.current_thread() is threading.main_thread()
@@ -118,7 +126,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def agree(self) -> bool:
-        """Return True, in all processes of the training, if one of the processes received a signal."""
+        """Return True, in all processes of the training, if one of them received a signal."""
         self.requested = any(gather(self.requested))
         return self.requested
 
@@ -138,7 +146,10 @@ class CheckpointDirectory:
         self._started = self.path / "started.json"
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return a context manager that locks the directory in rank 0; entering raises RunError if it is locked."""
+        """Return a context manager that locks the directory in rank 0.
+
+        Entering raises RunError if it is locked.
+        """
         busy = RunError(
             f"{self.path} is being trained by another process; wait for that process or stop it"
         )
@@ -146,17 +157,15 @@ class CheckpointDirectory:
 
     def begun_with(self) -> dict[str, Any] | None:
         """Return the recipe and digests of unfinished training; None if nothing was started."""
-        return (
-            json.loads(self._started.read_text(encoding="utf-8"))
-            if self._started.is_file()
-            else None
-        )
+        if not self._started.is_file():
+            return None
+        return dict(json.loads(self._started.read_text(encoding="utf-8")))
 
     def begin(self, key: Mapping[str, Any]) -> None:
         write_atomically(self._started, json.dumps(key, indent=1, ensure_ascii=False))
 
     def checkpoint(self) -> Path | None:
-        """Return the last complete checkpoint, whose trainer state (the file written last) can be read."""
+        """Return the last complete checkpoint: its trainer state, written last, can be read."""
         checkpoints = sorted(self.path.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
         return next((path for path in checkpoints if _is_complete(path)), None)
 
@@ -198,7 +207,8 @@ class TrainingJob:
     Attributes:
         inputs: examples, or tasks for an online algorithm.
         key: recipe and digests that determine the result; part of training.json.
-        max_steps: number of optimizer steps; None means the recipe's number, and 0 publishes the initial policy.
+        max_steps: number of optimizer steps; None means the recipe's number, and 0 publishes the
+            initial policy.
     """
 
     recipe: TrainingRecipe
@@ -238,11 +248,18 @@ class TrainReport:
 
     @property
     def notes(self) -> list[str]:
-        few = f"{self.examples} examples gave only {self.steps} optimizer steps; sample more questions or train longer"
-        worse = "no step had a better validation score than the policy before training; compare both with `leret eval`"
-        return [few] * (self.steps < 10) + [worse] * (
-            self.validation_gain is not None and self.validation_gain <= 0
-        )
+        notes = []
+        if self.steps < 10:
+            notes.append(
+                f"{self.examples} examples gave only {self.steps} optimizer steps; sample more "
+                "questions or train longer"
+            )
+        if self.validation_gain is not None and self.validation_gain <= 0:
+            notes.append(
+                "no step had a better validation score than the policy before training; compare "
+                "both with `leret eval`"
+            )
+        return notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,10 +267,13 @@ class TrainingRecord:
     """Content of training.json.
 
     Attributes:
-        rounds: number of rounds, which are then the steps of the log; None for training on stored samples.
-        preflight: relative error of the trainer's loss (`leret.training.algorithms.base.check_loss`).
+        rounds: number of rounds, which are then the steps of the log; None for training on stored
+            samples.
+        preflight: relative error of the trainer's loss
+            (`leret.training.algorithms.base.check_loss`).
         log_history: metrics of each logged step, named as in TRL and in `leret.training.watch`.
-        best_step: step of the published weights, chosen by validation; None without validation (last step published).
+        best_step: step of the published weights, chosen by validation; None without validation
+            (last step published).
         validation: ids of validation tasks.
         weights: digest of the written weights.
     """
@@ -312,13 +332,12 @@ class TrainingRecord:
     @property
     def validations(self) -> list[tuple[int, float]]:
         """Return each validation's step and score."""
-        figures = (
-            (e["step"], n, v)
-            for e in self.log_history
-            for n, v in e.items()
-            if n.startswith("eval_")
-        )
-        return [(step, value) for step, name, value in figures if name != "eval_unparsed"]
+        validations = []
+        for figures in self.log_history:
+            for name, value in figures.items():
+                if name.startswith("eval_") and name != "eval_unparsed":
+                    validations.append((figures["step"], value))
+        return validations
 
     def write(self, directory: Path, method: str, base_model: str, library: str) -> None:
         write_atomically(directory / "README.md", model_card(self, method, base_model, library))
@@ -341,21 +360,17 @@ _USE = {
 
 def model_card(record: TrainingRecord, method: str, base_model: str, library: str) -> str:
     """Return the Hugging Face model card (README.md) of a policy."""
-    last: Mapping[str, Any] = next(
-        (entry for entry in reversed(record.log_history) if "loss" in entry), {}
-    )
-    figures = {
+    trained = [figures for figures in record.log_history if "loss" in figures]
+    last = trained[-1] if trained else {}
+    measures = {
         name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)
     }
     texts = library in {"peft", "tinker", "transformers"}
-    retrieves = library == "sentence-transformers"
-    noun = (
-        "policy that writes search queries"
-        if texts
-        else "retriever"
-        if retrieves
-        else "picker of candidates"
-    )
+    noun = "picker of candidates"
+    if texts:
+        noun = "policy that writes search queries"
+    elif library == "sentence-transformers":
+        noun = "retriever"
     served = (
         f"Its weights are on the server that trained it; `tinker.json` has their paths. {_LOAD}"
     )
@@ -381,7 +396,7 @@ model){"" if record.rounds is None else f" in {record.rounds} rounds"} on \
 
 ## Last logged {record.unit}
 
-{_table("measure", figures)}
+{_table("measure", measures)}
 
 ## Use
 
@@ -403,10 +418,6 @@ def _outcome(record: TrainingRecord) -> str:
 
 
 def _table(head: str, rows: Mapping[str, str]) -> str:
-    return "\n".join(
-        [
-            f"| {head} | value |",
-            "|---|---|",
-            *(f"| {name} | {value} |" for name, value in rows.items()),
-        ]
-    )
+    lines = [f"| {head} | value |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(lines)

@@ -50,19 +50,23 @@ class InitialPolicy:
 
     @property
     def base_model(self) -> str:
-        """Hub name, if the directory is a snapshot in ``models--OWNER--NAME``; otherwise the directory's name."""
+        """Hub name, if the directory is a snapshot in ``models--OWNER--NAME``.
+
+        Otherwise it is the directory's name.
+        """
         of_hub = [part for part in self.directory.parts if part.startswith("models--")]
-        return (
-            of_hub[-1].removeprefix("models--").replace("--", "/", 1)
-            if of_hub
-            else self.directory.name
-        )
+        if not of_hub:
+            return self.directory.name
+        return of_hub[-1].removeprefix("models--").replace("--", "/", 1)
 
 
 def find_initial(
     run: Run, init_from: str, predictors: Collection[str] | None = None
 ) -> InitialPolicy:
-    """Find the policy ``init_from``; raise `TrainingError` if it is unknown, damaged, or changed since sampling."""
+    """Find the policy ``init_from``.
+
+    Raise `TrainingError` if it is unknown, damaged, or changed since sampling.
+    """
     trained = run.policies / init_from
     if init_from == "base":
         model = sampled_model(run, predictors)
@@ -71,22 +75,22 @@ def find_initial(
     elif init_from in POLICIES or Path(init_from).is_dir() or HUB_NAME.fullmatch(init_from):
         model = init_from
     else:
-        known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
+        names = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
+        available = ", ".join(names) or "none"
         raise TrainingError(
             f"init_from: {init_from!r} is not 'base', a trained policy in {run.path} (available: "
-            f"{', '.join(known) or 'none'}) or a directory; train {init_from} first, or change init_from"
+            f"{available}) or a directory; train {init_from} first, or change init_from"
         )
     path = find_model(model).resolve()
-    digest, record = (
-        model_digest(path),
-        trained if init_from != "base" and trained.is_dir() else path,
-    )
+    digest = model_digest(path)
+    directory = path
     if init_from == "base":
         _check_unchanged(run, path, digest, predictors)
+    elif trained.is_dir():
+        directory = trained
+    total = int(training_record(directory).get("total_steps", 0))
     template = sampled_settings(run, predictors).get("template")
-    return InitialPolicy(
-        init_from, path, digest, int(training_record(record).get("total_steps", 0)), template
-    )
+    return InitialPolicy(init_from, path, digest, total, template)
 
 
 def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
@@ -95,11 +99,12 @@ def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
     Its directory holds no weights, and for a base model it is the model's name.
     """
     settings = PolicySettings.model_validate(sampled_settings(run, recipe.predictors))
-    places = (run.policies / recipe.init_from, Path(recipe.init_from))
-    trained = next((place.resolve() for place in places if (place / TINKER_RECORD).is_file()), None)
+    paths = (run.policies / recipe.init_from, Path(recipe.init_from))
+    trained = next((path.resolve() for path in paths if (path / TINKER_RECORD).is_file()), None)
     if not isinstance(settings, TinkerPolicySettings):
         raise TrainingError(
-            f"engine: tinker needs a run with policy.kind tinker, not {settings.kind}; remove engine"
+            f"engine: tinker needs a run with policy.kind tinker, not {settings.kind}; remove "
+            "engine"
         )
     if trained is None and recipe.init_from != "base":
         raise TrainingError(
@@ -114,7 +119,10 @@ def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
 
 
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
-    """Return the recipe with a learning rate; if none is set, choose and log a default for the model size."""
+    """Return the recipe with a learning rate.
+
+    If none is set, choose and log a default for the model size.
+    """
     if "writer" in initial.actors:
         writer = with_learning_rate(recipe.writer, initial.actors["writer"])  # type: ignore[attr-defined]
         return recipe.model_copy(update={"writer": writer})
@@ -132,15 +140,15 @@ def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
 
 
 def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
-    """Return the initial picker: the run's picker, a trained picker of the run, or a picker in a directory."""
+    """Return the initial picker: the run's, a trained picker of the run, or one in a directory."""
     settings = sampled_picker(sampling_recipe_of(run), recipe)
     record = run.policies / recipe.init_from
-    places = (actor_directory(record, "picker"), Path(recipe.init_from))
-    trained = next((place for place in places if (place / PICKER_RECORD).is_file()), None)
+    paths = (actor_directory(record, "picker"), Path(recipe.init_from))
+    trained = next((path for path in paths if (path / PICKER_RECORD).is_file()), None)
     if trained is None and recipe.init_from != "base":
         raise TrainingError(
-            f"init_from: {recipe.init_from!r} is not 'base', a trained picker in {run.path} or a picker "
-            "directory; train the picker first, or change init_from"
+            f"init_from: {recipe.init_from!r} is not 'base', a trained picker in {run.path} or a "
+            "picker directory; train the picker first, or change init_from"
         )
     directory = trained or Path(settings.model)
     total = int(training_record(record if record.is_dir() else directory).get("total_steps", 0))
@@ -149,7 +157,7 @@ def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
 
 
 def actor_directory(policy: Path, actor: str) -> Path:
-    """Return the directory of one actor if the policy was trained jointly, else the policy's directory."""
+    """Return the directory of an actor if the policy was trained jointly, else the policy's."""
     return policy / actor if (policy / actor).is_dir() else policy
 
 
@@ -158,8 +166,9 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
     settings = sampling.policy_of(recipe.predictors)
     if not isinstance(settings, PickerSettings):
         raise TrainingError(
-            f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind {settings.kind}; set "
-            "policy.kind (or policies.NAME.kind) to features or encoder in the sampling recipe, or change predictors"
+            f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind "
+            f"{settings.kind}; set policy.kind (or policies.NAME.kind) to features or encoder in "
+            "the sampling recipe, or change predictors"
         )
     kinds = (
         settings.kind,
@@ -169,8 +178,8 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
     )
     if getattr(recipe, "reindex_rounds", None) and kinds != ("encoder", "dense", "flat", "live"):
         raise TrainingError(
-            "reindex_rounds needs policy.kind encoder, retriever.kind dense, retriever.store flat and states: live, "
-            f"not {', '.join(kinds)}; remove reindex_rounds"
+            "reindex_rounds needs policy.kind encoder, retriever.kind dense, retriever.store flat "
+            f"and states: live, not {', '.join(kinds)}; remove reindex_rounds"
         )
     return settings
 
@@ -190,16 +199,13 @@ def training_record(directory: Path) -> dict[str, Any]:
 
 def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:
     rounds = run.manifest.rounds
-    local = sampled_settings(run, predictors).get("kind") == "local"
-    known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
-    if (
-        local
-        and known
-        and digest not in {known.get(name, known[""]) for name in predictors or [""]}
-    ):
+    if sampled_settings(run, predictors).get("kind") != "local" or not rounds:
+        return
+    digests = rounds[0].get("digests", {"": rounds[0]["digest"]})
+    if digests and digest not in {digests.get(name, digests[""]) for name in predictors or [""]}:
         raise TrainingError(
-            f"the policy in {path} is no longer the one that {run.path} was sampled from, because its files changed; "
-            "restore the files, or sample a new run with the changed policy"
+            f"the policy in {path} is no longer the one that {run.path} was sampled from, because "
+            "its files changed; restore the files, or sample a new run with the changed policy"
         )
 
 
@@ -208,8 +214,8 @@ def load_for_training(
 ) -> tuple[Any, Any]:
     """Return the policy's model in training mode, and its tokenizer.
 
-    Weights stay in float32 while autocast computes in bfloat16, because bfloat16 weights lose updates at small learning
-    rates. Only the frozen base of an adapter is loaded in bfloat16.
+    Weights stay in float32 while autocast computes in bfloat16, because bfloat16 weights lose
+    updates at small learning rates. Only the frozen base of an adapter is loaded in bfloat16.
     """
     frozen = lora is not None and dtype == "bfloat16"
     base = adapter_base(initial.directory)
@@ -226,7 +232,10 @@ def load_for_training(
 
 
 def _disable_dropout(model: Any) -> None:
-    """Set all dropout to 0. TRL disables only dropout modules, but OPT's layers call the dropout function."""
+    """Set all dropout to 0.
+
+    TRL disables only dropout modules, but OPT's layers call the dropout function.
+    """
     import torch
 
     for module in model.modules():
@@ -240,15 +249,16 @@ def _disable_dropout(model: Any) -> None:
 def quantized(kind: str) -> dict[str, Any]:
     """Return ``from_pretrained`` arguments that load a frozen base in 4 bits on this process's GPU.
 
-    Source: QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3 (``nf4`` and double quantization).
+    Source: QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3 (``nf4`` and double
+        quantization).
     """
     import torch
     from transformers import BitsAndBytesConfig
 
     if not torch.cuda.is_available():
         raise TrainingError(
-            f"lora.quantization: {kind} needs a CUDA GPU, but no GPU is available; remove lora.quantization to load "
-            "the base in the recipe's dtype"
+            f"lora.quantization: {kind} needs a CUDA GPU, but no GPU is available; remove "
+            "lora.quantization to load the base in the recipe's dtype"
         )
     if find_spec("bitsandbytes") is None:
         raise MissingDependency("bitsandbytes", "train", command="pip install bitsandbytes")
@@ -262,7 +272,10 @@ def quantized(kind: str) -> dict[str, Any]:
 
 
 def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
-    """Load a saved adapter onto its base model, to be trained if the recipe has ``lora``; otherwise merge it."""
+    """Load a saved adapter onto its base model, to be trained if the recipe has ``lora``.
+
+    Otherwise the adapter is merged.
+    """
     if settings is None:
         return merge_into(model, directory).requires_grad_(True)
     from peft import PeftModel
@@ -271,15 +284,18 @@ def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) ->
     saved: Any = loaded.peft_config["default"]
     if (saved.r, saved.lora_alpha) != (settings.r, settings.alpha):
         raise TrainingError(
-            f"the adapter in {directory} has r {saved.r} and alpha {saved.lora_alpha}, but the recipe has r "
-            f"{settings.r} and alpha {settings.alpha}; set lora.r and lora.alpha to the adapter's values, or remove "
-            "lora to merge the adapter"
+            f"the adapter in {directory} has r {saved.r} and alpha {saved.lora_alpha}, but the "
+            f"recipe has r {settings.r} and alpha {settings.alpha}; set lora.r and lora.alpha to "
+            "the adapter's values, or remove lora to merge the adapter"
         )
     return loaded
 
 
 def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
-    """Return the peft configuration for a new adapter; None for full weights or a model that already has an adapter."""
+    """Return the peft configuration for a new adapter.
+
+    Return None for full weights or a model that already has an adapter.
+    """
     if settings is None or hasattr(model, "peft_config"):
         return None
     from peft import LoraConfig
@@ -296,7 +312,10 @@ def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
 def save_policy(
     model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a model or adapter as safetensors, with its tokenizer; ``state``, if given, is written as the weights."""
+    """Write a model or adapter as safetensors, with its tokenizer.
+
+    ``state``, if given, is written as the weights.
+    """
     peft = hasattr(model, "peft_config")
     only = {"selected_adapters": ["default"]} if peft else {}
     model.save_pretrained(directory, state_dict=state, safe_serialization=True, **only)

@@ -1,14 +1,15 @@
-"""Batches of token ids: padded, or packed so that completions share one forward pass over their prompt.
+"""Batches of token ids: padded, or packed so that completions share a pass over their prompt.
 
-TRL runs the prompt of a pair twice. On a CPU, TRL also multiplies every position by the output matrix, although only
-completion positions count. For policies of a few million parameters, this waste is most of the training time on a CPU.
-A packed batch holds only completions, and its attention mask is a `Layout`. Hooks on the backbone replace the batch
-with rows that hold prompts and completions. `RoundLoop` and TRL's trainers use the same batches.
+TRL runs the prompt of a pair twice. On a CPU, TRL also multiplies every position by the output
+matrix, although only completion positions count. For policies of a few million parameters, this
+waste is most of the training time on a CPU. A packed batch holds only completions, and its
+attention mask is a `Layout`. Hooks on the backbone replace the batch with rows that hold prompts
+and completions. `RoundLoop` and TRL's trainers use the same batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +19,20 @@ from torch.nn.utils.rnn import pad_sequence
 Ids = Sequence[int]
 
 MODEL_TYPES = frozenset({"llama", "opt", "qwen2", "qwen3"})
-"""Model types whose backbone accepts a 4D mask and positions; tests compare each type with the plain forward pass."""
+"""Model types whose backbone accepts a 4D mask and positions; tests compare each type with the
+plain forward pass."""
 
 
 class Layout(dict[str, torch.Tensor]):
     """Attention mask of a packed batch.
 
-    Keys: ``ids``, ``mask`` and ``positions`` are the backbone's input rows (see `Packed`). ``places`` (n_sequences,
-    width) holds flat indices of the positions that predict each completion. ``n_tokens`` is the total token count.
+    Keys: ``ids``, ``mask`` and ``positions`` are the backbone's input rows (see `Packed`).
+    ``indices`` (n_sequences, width) holds flat indices of the positions that predict each
+    completion. ``n_tokens`` is the total token count.
     """
 
     def sum(self) -> torch.Tensor:
-        """Return the total token count, because trainers count tokens by summing the attention mask."""
+        """Return the total token count: trainers count tokens by summing the attention mask."""
         return self["n_tokens"]
 
 
@@ -39,27 +42,37 @@ class Packed:
 
     Attributes:
         ids: (n_rows, n_tokens) prompt, first completion, second completion ..., padding.
-        positions: (n_rows, n_tokens) position ids; each completion's positions start after its prompt.
-        mask: (n_rows, 1, n_tokens, n_tokens), 0 where a token attends to another token, else a large negative number.
-        places: per prompt and completion, flat indices of the positions that predict the completion's tokens.
+        positions: (n_rows, n_tokens) position ids; each completion's positions start after its
+            prompt.
+        mask: (n_rows, 1, n_tokens, n_tokens), 0 where a token attends to another token, else a
+            large negative number.
+        indices: per prompt and completion, flat indices of the positions that predict the
+            completion's tokens.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor
-    places: list[list[list[int]]]
+    indices: list[list[list[int]]]
 
 
 def pack(
     trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None
 ) -> Packed:
-    """Lay out trees, each a prompt with non-empty completions; ``rows`` has the tree indices of each row."""
+    """Lay out trees, each a prompt with non-empty completions.
+
+    ``rows`` has the tree indices of each row.
+    """
     rows = rows or [[i] for i in range(len(trees))]
-    lengths = [len(prompt) + sum(map(len, completions)) for prompt, completions in trees]
-    width = max(sum(lengths[i] for i in row) for row in rows)
-    ids, positions = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(2))
-    tree, branch = (torch.full((len(rows), width), -1, dtype=torch.long) for _ in range(2))
-    places: list[list[list[int]]] = [[] for _ in trees]
+    lengths = [_n_tokens(prompt, completions) for prompt, completions in trees]
+    width = 0
+    for row in rows:
+        width = max(width, sum(lengths[i] for i in row))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    positions = torch.zeros_like(ids)
+    tree = torch.full_like(ids, -1)
+    branch = torch.full_like(ids, -1)
+    indices: list[list[list[int]]] = [[] for _ in trees]
     for r, row in enumerate(rows):
         end = 0
         for i in row:
@@ -68,27 +81,37 @@ def pack(
             for j, part in enumerate((prompt, *completions)):
                 span = slice(end, end + len(part))
                 ids[r, span] = torch.tensor(part, dtype=torch.long)
-                positions[r, span] = torch.arange(len(part)) + (len(prompt) if j else 0)
-                tree[r, span], branch[r, span] = i, j
-                if j:
-                    places[i].append(
-                        [last, *range(r * width + end, r * width + end + len(part) - 1)]
-                    )
+                positions[r, span] = torch.arange(len(part))
+                tree[r, span] = i
+                branch[r, span] = j
+                if j > 0:
+                    positions[r, span] += len(prompt)
+                    first = r * width + end
+                    indices[i].append([last, *range(first, first + len(part) - 1)])
                 end += len(part)
-    same_branch = (branch[:, None, :] == 0) | (branch[:, None, :] == branch[:, :, None])
-    seen = (
-        same_branch
-        & (tree[:, None, :] == tree[:, :, None])
-        & torch.ones(width, width, dtype=torch.bool).tril()
-    )
-    mask = torch.zeros(len(rows), 1, width, width).masked_fill(
-        ~seen[:, None], torch.finfo(torch.float32).min
-    )
-    return Packed(ids, positions, mask, places)
+    return Packed(ids, positions, _attention_mask(tree, branch), indices)
+
+
+def _n_tokens(prompt: Ids, completions: Iterable[Ids]) -> int:
+    return len(prompt) + sum(map(len, completions))
+
+
+def _attention_mask(tree: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
+    """Return the mask from each token's tree, and its branch: 0 in the prompt."""
+    n_rows, width = tree.shape
+    in_prompt = branch[:, None, :] == 0
+    same_branch = branch[:, None, :] == branch[:, :, None]
+    same_tree = tree[:, None, :] == tree[:, :, None]
+    earlier = torch.ones(width, width, dtype=torch.bool).tril()
+    seen = (in_prompt | same_branch) & same_tree & earlier
+    mask = torch.zeros(n_rows, 1, width, width)
+    return mask.masked_fill(~seen[:, None], torch.finfo(torch.float32).min)
 
 
 def fill_rows(lengths: Sequence[int]) -> list[list[int]]:
-    """Group items into rows no longer than the longest item; return each row's item indices (first-fit decreasing).
+    """Group items into rows no longer than the longest item.
+
+    Return each row's item indices (first-fit decreasing).
 
     >>> fill_rows([9, 2, 8, 7])
     [[0], [2], [3, 1]]
@@ -109,36 +132,37 @@ def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> 
     """Return a batch for a causal LM, in the format of TRL's trainers.
 
     Returns:
-        ``input_ids``, ``attention_mask`` and ``completion_mask``, each (n_sequences, length) and right-padded. With
-        ``packed`` (the model must be prepared with `share_prompts`), a sequence is the last prompt token and the
-        completion, and the attention mask is a `Layout`.
+        ``input_ids``, ``attention_mask`` and ``completion_mask``, each (n_sequences, length) and
+        right-padded. With ``packed`` (the model must be prepared with `share_prompts`), a sequence
+        is the last prompt token and the completion, and the attention mask is a `Layout`.
     """
-    heads = [prompt[-1:] if packed else prompt for prompt, _ in sequences]
-    whole = [
-        torch.tensor([*head, *completion])
-        for head, (_, completion) in zip(heads, sequences, strict=True)
-    ]
+    ids, attended, in_completion = [], [], []
+    for prompt, completion in sequences:
+        head = prompt[-1:] if packed else prompt
+        row = torch.tensor([*head, *completion])
+        ids.append(row)
+        attended.append(torch.ones_like(row))
+        in_completion.append((torch.arange(len(row)) >= len(head)).long())
     batch: dict[str, Any] = {
-        "input_ids": pad_sequence(whole, batch_first=True, padding_value=pad),
-        "attention_mask": pad_sequence([torch.ones_like(ids) for ids in whole], batch_first=True),
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
+        "attention_mask": pad_sequence(attended, batch_first=True),
+        "completion_mask": pad_sequence(in_completion, batch_first=True),
     }
-    marks = [
-        (torch.arange(len(ids)) >= len(head)).long() for ids, head in zip(whole, heads, strict=True)
-    ]
-    batch["completion_mask"] = pad_sequence(marks, batch_first=True)
     if packed:
         batch["attention_mask"] = _layout(sequences)
     return batch
 
 
 def share_prompts(model: Any) -> bool:
-    """Add hooks so that the model accepts packed batches; return False if its type is not in `MODEL_TYPES`."""
+    """Add hooks so that the model accepts packed batches.
+
+    Return False if its type is not in `MODEL_TYPES`.
+    """
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
-    if inner.config.model_type not in MODEL_TYPES or getattr(
-        inner.config, "use_sliding_window", False
-    ):
+    config = inner.config
+    if config.model_type not in MODEL_TYPES or getattr(config, "use_sliding_window", False):
         return False
-    places: list[torch.Tensor] = []
+    indices: list[torch.Tensor] = []
 
     def before(
         module: Any, args: Any, arguments: dict[str, Any]
@@ -146,7 +170,7 @@ def share_prompts(model: Any) -> bool:
         layout = arguments.get("attention_mask")
         if not isinstance(layout, Layout):
             return None
-        places[:] = [layout["places"]]
+        indices[:] = [layout["indices"]]
         rows = {
             "input_ids": layout["ids"],
             "attention_mask": layout["mask"],
@@ -155,13 +179,13 @@ def share_prompts(model: Any) -> bool:
         return args, arguments | rows
 
     def after(module: Any, args: Any, output: Any) -> Any:
-        if places:
-            output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[places.pop()]
+        if indices:
+            hidden = output.last_hidden_state.flatten(0, 1)
+            output.last_hidden_state = hidden[indices.pop()]
         return output
 
-    backbone = (
-        inner.get_decoder()
-    )  # the module that the LM head model calls; for OPT it is not base_model
+    # The module that the LM head model calls; for OPT it is not base_model.
+    backbone = inner.get_decoder()
     backbone.register_forward_pre_hook(before, with_kwargs=True)
     backbone.register_forward_hook(after)
     return True
@@ -172,21 +196,20 @@ def _layout(sequences: Sequence[tuple[Ids, Ids]]) -> Layout:
     for prompt, completion in sequences:
         trees.setdefault(tuple(prompt), {})[tuple(completion)] = None
     branches = [(prompt, list(completions)) for prompt, completions in trees.items()]
-    rows = fill_rows([len(prompt) + sum(map(len, completions)) for prompt, completions in branches])
+    rows = fill_rows([_n_tokens(prompt, completions) for prompt, completions in branches])
     packed = pack(branches, rows)
-    places_of = {
-        (prompt, completion): torch.tensor(places)
-        for (prompt, completions), by_completion in zip(branches, packed.places, strict=True)
-        for completion, places in zip(completions, by_completion, strict=True)
-    }
-    places = [places_of[tuple(prompt), tuple(completion)] for prompt, completion in sequences]
-    width = 1 + max(map(len, places))  # the last token of a completion predicts nothing
-    table = torch.stack([torch.nn.functional.pad(one, (0, width - len(one))) for one in places])
-    n_tokens = torch.tensor(sum(len(prompt) + len(completion) for prompt, completion in sequences))
+    by_sequence = {}
+    for (prompt, completions), by_completion in zip(branches, packed.indices, strict=True):
+        for completion, indices in zip(completions, by_completion, strict=True):
+            by_sequence[prompt, completion] = torch.tensor(indices)
+    columns = [by_sequence[tuple(prompt), tuple(completion)] for prompt, completion in sequences]
+    table = pad_sequence(columns, batch_first=True)
+    n_tokens = sum(len(prompt) + len(completion) for prompt, completion in sequences)
     return Layout(
         ids=packed.ids,
         mask=packed.mask,
         positions=packed.positions,
-        places=table,
-        n_tokens=n_tokens,
+        # One more column, because the last token of a completion predicts nothing.
+        indices=torch.nn.functional.pad(table, (0, 1)),
+        n_tokens=torch.tensor(n_tokens),
     )

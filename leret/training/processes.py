@@ -1,8 +1,8 @@
 """Processes of one training, as started by `leret train --launch`.
 
-A launcher sets WORLD_SIZE and RANK in each process. In leret's own loop, every process holds the whole policy and
-computes the gradients of its share of a step's completions. Only the main process (rank 0) samples, validates and
-writes files. TRL's trainers use accelerate themselves.
+A launcher sets WORLD_SIZE and RANK in each process. In leret's own loop, every process holds the
+whole policy and computes the gradients of its share of a step's completions. Only the main process
+(rank 0) samples, validates and writes files. TRL's trainers use accelerate themselves.
 """
 
 from __future__ import annotations
@@ -56,19 +56,25 @@ def refuse_processes(recipe: TrainingRecipe) -> None:
 
 
 def start_processes(device: str) -> None:
-    """Connect the processes of leret's own loop; raise `TrainingError` if accelerate would shard the model."""
+    """Connect the processes of leret's own loop.
+
+    Raise `TrainingError` if accelerate would shard the model.
+    """
     from accelerate import PartialState
 
     if is_sharded():
         raise TrainingError(
-            "leret's own loop copies the whole policy to each process, but fsdp and zero3 shard it; use --launch "
-            "multi, or, for grpo and rloo, set engine: trl and states: stored"
+            "leret's own loop copies the whole policy to each process, but fsdp and zero3 shard "
+            "it; use --launch multi, or, for grpo and rloo, set engine: trl and states: stored"
         )
     PartialState(cpu=device == "cpu", timeout=_LONGEST_ROUND)
 
 
 def share(n: int) -> range:
-    """Return this process's share of ``n`` indices; the shares of all processes cover each index once."""
+    """Return this process's share of ``n`` indices.
+
+    The shares of all processes cover each index once.
+    """
     rank, size = int(os.environ.get("RANK", "0")), n_processes()
     return range(n * rank // size, n * (rank + 1) // size)
 
@@ -83,7 +89,10 @@ def add_up(tensors: Iterable[Tensor]) -> None:
 
 
 def add_up_gradients(weights: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its sum over the processes; a process without completions has no gradients."""
+    """Replace each gradient by its sum over the processes.
+
+    A process without completions has no gradients.
+    """
     if n_processes() > 1:
         for weight in weights:
             if weight.grad is None:
@@ -93,9 +102,14 @@ def add_up_gradients(weights: Iterable[torch.nn.Parameter]) -> None:
 
 def add_up_figures(figures: Mapping[str, float]) -> dict[str, float]:
     """Return the sum of each figure over the processes; a process may lack figures."""
-    all_figures = gather(dict(figures))
-    names = dict.fromkeys(name for one in all_figures for name in one)
-    return {name: sum(one.get(name, 0.0) for one in all_figures) for name in names}
+    parts = gather(dict(figures))
+    names: dict[str, None] = {}
+    for part in parts:
+        names |= dict.fromkeys(part)
+    sums = {}
+    for name in names:
+        sums[name] = sum(part.get(name, 0.0) for part in parts)
+    return sums
 
 
 def gather(value: T) -> Sequence[T]:
@@ -112,7 +126,8 @@ def gather(value: T) -> Sequence[T]:
 def from_main(make: Callable[[], T]) -> T:
     """Call ``make`` in the main process and return its result in all processes.
 
-    If ``make`` raises an exception, the main process raises and reports it, and the other processes exit.
+    If ``make`` raises an exception, the main process raises and reports it, and the other processes
+    exit.
     """
     if n_processes() == 1:
         return make()
@@ -130,7 +145,7 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def launch() -> None:
-    """Run ``accelerate launch``, without its traceback if a training process ends with an error, which it prints."""
+    """Run ``accelerate launch``, without its traceback if a process ends with a printed error."""
     from accelerate.commands.launch import main
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

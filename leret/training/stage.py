@@ -1,7 +1,8 @@
 """`leret train`: train a policy on a run's samples, or on fresh samples of the run's tasks.
 
-`train` makes a `TrainingJob` from a recipe and a run. `fit` trains the job: the algorithm makes an engine
-(`leret.training.algorithms`), and the driver (`leret.training.driver`) runs the engine and publishes the policy.
+`train` makes a `TrainingJob` from a recipe and a run. `fit` trains the job: the algorithm makes an
+engine (`leret.training.algorithms`), and the driver (`leret.training.driver`) runs the engine and
+publishes the policy.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
     """Train one policy or resume its training; do nothing if the policy exists.
 
     Raises:
-        TrainingError: the run has nothing to train on, an example is in the evaluation split, or a check fails.
+        TrainingError: the run has nothing to train on, an example is in the evaluation split, or a
+            check fails.
         PolicyError: the initial policy cannot be loaded.
         RunError: the run cannot be read or written, or training began with a different recipe.
         KeyboardInterrupt: SIGINT or SIGTERM was received; a checkpoint was written first.
@@ -67,10 +69,14 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         job = make_job(recipe, run, environment)
         report = train_job(job, progress)
     if is_main() and not report.already:
-        facts = {
-            name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")
+        figures = {
+            "steps": report.steps,
+            "total_steps": report.total_steps,
+            "examples": report.examples,
+            "dropped": report.dropped,
+            "seconds": round(report.seconds, 3),
+            "loss": report.loss_last,
         }
-        facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
         name = job.recipe.policy_name
         training = {
             **json.loads(json.dumps(job.key)),
@@ -78,7 +84,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
             "total_steps": report.total_steps,
         }
         run.update(keep=True, training={name: training})
-        run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
+        run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **figures)
     return report
 
 
@@ -105,8 +111,9 @@ def train_job(
                 if not out_of_memory(error):
                     raise
                 raise TrainingError(
-                    f"{job.recipe.policy_name} ran out of memory; lower per_device_train_batch_size (and raise "
-                    "gradient_accumulation_steps) or max_length, set lora, or set optim: adafactor"
+                    f"{job.recipe.policy_name} ran out of memory; lower "
+                    "per_device_train_batch_size (and raise gradient_accumulation_steps) or "
+                    "max_length, set lora, or set optim: adafactor"
                 ).failed() from error
 
 
@@ -144,7 +151,10 @@ def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
 def open_environment(
     recipe: TrainingRecipe, run: Run
 ) -> AbstractContextManager[Environment | None]:
-    """Open the run's environment if needed to sample, to validate or to choose predictors; otherwise yield None."""
+    """Open the run's environment if needed to sample, to validate or to choose predictors.
+
+    Otherwise yield None.
+    """
     several = run.section("sampling", "leret sample RECIPE").get("policies")
     needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
     return Environment.open(run, latest=True) if needed else nullcontext()
@@ -167,13 +177,13 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         digests = {"data": examples_digest(inputs)}
     digests["parent"] = initial.digest
     name = "id" if algorithm.is_online else "task_id"
-    ids = {getattr(one, name) for one in inputs}
+    ids = {getattr(item, name) for item in inputs}
     _refuse_leaks(run, ids)
     validation = None
     if recipe.eval_steps is not None and environment is not None:
         validation = open_validation(recipe, environment, ids)
         digests["validation"] = validation.digest
-        inputs = [one for one in inputs if getattr(one, name) not in validation.ids]
+        inputs = [item for item in inputs if getattr(item, name) not in validation.ids]
         if not inputs:
             raise TrainingError(
                 "eval_tasks: validation leaves no tasks for training; lower eval_tasks"
@@ -195,7 +205,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
 
 
 def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
-    """Raise `TrainingError` if some of the tasks are in the evaluation split, as recorded when the run was sampled."""
+    """Raise `TrainingError` if some of the tasks are in the recorded evaluation split."""
     if not run.held_out.is_file():
         raise TrainingError(
             f"{run.held_out} (list of evaluation tasks) is missing; write it with `leret sample`"
@@ -218,18 +228,24 @@ def _with_predictors(
     names, policy_of = environment.replay.names, environment.recipe.policy_of
     picks = [name for name in names if isinstance(policy_of([name]), PickerSettings)]
     writers = [name for name in names if name not in picks]
-    some = ([name for name in those if name not in policies] or those for those in (picks, writers))
-    trained = recipe.with_predictors(*some)
+
+    shared_picks = [name for name in picks if name not in policies]
+    shared_writers = [name for name in writers if name not in policies]
+    trained = recipe.with_predictors(shared_picks or picks, shared_writers or writers)
     if not trained.predictors:
         policy = "a picker" if algorithm.picks else "a policy that writes"
         raise TrainingError(
-            f"algorithm: {recipe.algorithm} trains {policy}, but no predictor of {run.path} uses one"
+            f"algorithm: {recipe.algorithm} trains {policy}, but no predictor of {run.path} uses "
+            "one"
         )
     return trained
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return how many steps to take to reach the total of policy ``match_steps_of``; None if the key is not set."""
+    """Return how many steps to take to reach the total of policy ``match_steps_of``.
+
+    Return None if the key is not set.
+    """
     name = getattr(recipe, "match_steps_of", None)
     if name is None:
         return None
@@ -240,8 +256,9 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
         )
     if total <= initial.total_steps:
         raise TrainingError(
-            f"match_steps_of: {name!r} was trained for {total} steps in total, but {recipe.init_from!r} (init_from) "
-            f"was already trained for {initial.total_steps}; set init_from: base"
+            f"match_steps_of: {name!r} was trained for {total} steps in total, but "
+            f"{recipe.init_from!r} (init_from) was already trained for {initial.total_steps}; set "
+            "init_from: base"
         )
     return int(total) - initial.total_steps
 
@@ -250,7 +267,8 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
     value = training_record(job.directory.policy)
     if not value:
         raise TrainingError(
-            f"{job.directory.policy} is not a policy of this run (it has no training.json); choose another `name`"
+            f"{job.directory.policy} is not a policy of this run (it has no training.json); choose "
+            "another `name`"
         )
     _check_same(job, value["key"])
     refuse_changed_weights(job.directory.policy)

@@ -1,13 +1,14 @@
-"""Validation during training: the run's program on held-out tasks, greedy and zero-shot, as in `leret eval`.
+"""Validation during training: the program on held-out tasks, greedy and zero-shot, as in `leret eval`.
 
-Validation tasks come from split dev, or from split train (and are then excluded from training), but never from split
-test. Training chooses its best step by these tasks, so `leret eval` refuses to use the tasks again.
+Validation tasks come from split dev, or from split train (and are then excluded from training), but
+never from split test. Training chooses its best step by these tasks, so `leret eval` refuses to use
+the tasks again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,43 +47,46 @@ class Validation:
 
     @property
     def digest(self) -> str:
-        """Digest of the tasks, and of the measure's source code if the measure is a user's function."""
+        """Digest of the tasks, and of the measure's source code if it is a user's function."""
         return digest(sorted(self.ids), *filter(None, [sources_digest([self.measure])]))
 
     def run_model(self, model: Any, tokenizer: Any, step: int) -> dict[str, float]:
-        """Return a causal LM's ``eval_MEASURE`` and ``eval_unparsed``: means over the tasks, each in [0, 1]."""
+        """Return a causal LM's ``eval_MEASURE`` and ``eval_unparsed``, means over the tasks."""
         from leret.policies.local.policy import LocalPolicy
 
-        thinking = (
-            self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")
-        )
+        settings = self.environment.recipe.policy_of(self.predictors)
+        thinking = settings.model_dump().get("enable_thinking")
         name = f"step {step}"
-        return self.run_policy(
-            LocalPolicy.over(
-                model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking
-            )
+        policy = LocalPolicy.over(
+            model, tokenizer, name=name, digest=digest(name), enable_thinking=thinking
         )
+        return self.run_policy(policy)
 
     def run_policy(self, policy: Policy) -> dict[str, float]:
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Return the mean scores of rollouts without an ``error``; raise an exception if more than half have one."""
+        """Return the mean scores of rollouts without an ``error``.
+
+        Raise an exception if more than half have one.
+        """
         from leret.rollouts.failures import BOUNDARIES
 
         done = [rollout for rollout in rollouts if rollout.error is None]
         if 2 * len(done) < len(rollouts):
             failure = next(r.failure for r in rollouts if r.error is not None and r.failure)
             raise BOUNDARIES.get(failure.kind, PolicyError)(
-                f"{len(rollouts) - len(done)} of {len(rollouts)} validation tasks failed; the first failure: "
-                f"{failure.message}. Fix the cause and run the same command again"
+                f"{len(rollouts) - len(done)} of {len(rollouts)} validation tasks failed; the "
+                f"first failure: {failure.message}. Fix the cause and run the same command again"
             )
-        tasks, value = {task.id: task for task in self.tasks}, scoring(self.measure)
-        values = [value(_outcome(tasks[rollout.task_id], rollout)) for rollout in done]
-        scored = [float(v) for v in values if v is not None]
+        tasks = {task.id: task for task in self.tasks}
+        measure = scoring(self.measure)
+        values = [measure(_outcome(tasks[rollout.task_id], rollout)) for rollout in done]
+        scored = [float(value) for value in values if value is not None]
         if not scored:
             raise TrainingError(
-                f"metric_for_best_model: no validation task has {self.measure}; choose another measure"
+                f"metric_for_best_model: no validation task has {self.measure}; choose another "
+                "measure"
             )
         unparsed = sum(rollout.unparsed for rollout in done) / len(done)
         return {f"eval_{self.measure}": sum(scored) / len(scored), "eval_unparsed": unparsed}
@@ -95,10 +99,9 @@ class Validation:
         environment = self.environment
         policy = environment.policies(policy, self.predictors)
         recipe = environment.recipe
-        limits = {name: one.max_tokens for name, one in recipe.policies.items()}
-        actor = PolicyActor(
-            policy, environment.formatter, Decoding(recipe.policy.max_tokens, limits=limits)
-        )
+        limits = {name: settings.max_tokens for name, settings in recipe.policies.items()}
+        decoding = Decoding(recipe.policy.max_tokens, limits=limits)
+        actor = PolicyActor(policy, environment.formatter, decoding)
         with closing(SearchBatcher(environment.retriever)) as searches:
             async with aclosing(policy):
                 return await RolloutRunner(environment.runner(searches), actor).run(self.tasks)
@@ -107,11 +110,14 @@ class Validation:
 def open_validation(
     recipe: TrainingRecipe, environment: Environment, trained: Collection[str]
 ) -> Validation:
-    """Choose the recipe's validation tasks, with ids outside ``trained`` as far as possible; return the validation."""
+    """Choose the recipe's validation tasks, with ids outside ``trained`` as far as possible.
+
+    Return the validation.
+    """
     if is_sharded():
         raise TrainingError(
-            "eval_steps: validation needs the whole model in each process, but fsdp and zero3 shard the model; remove "
-            "eval_steps and compare policies with `leret eval`"
+            "eval_steps: validation needs the whole model in each process, but fsdp and zero3 "
+            "shard the model; remove eval_steps and compare policies with `leret eval`"
         )
     scoring(recipe.metric_for_best_model, "metric_for_best_model")
     seed = environment.recipe.data.seed
@@ -131,6 +137,10 @@ def open_validation(
 
 
 def _outcome(task: Task, rollout: Rollout) -> Outcome:
-    last = rollout.steps[-1] if rollout.steps else None
-    text, outputs = (last.completion or "", last.outputs or {}) if last else ("", {})
+    text = ""
+    outputs: Mapping[str, Any] = {}
+    if rollout.steps:
+        last = rollout.steps[-1]
+        text = last.completion or ""
+        outputs = last.outputs or {}
     return Outcome(task, text, outputs, rollout.ranking, rollout.prediction, len(rollout.steps))

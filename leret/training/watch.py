@@ -1,8 +1,9 @@
-"""Monitoring of training logs: rules that raise alarms, and a monitor that applies the rules and feeds trackers.
+"""Monitoring of training logs: rules that raise alarms, and a monitor that feeds trackers.
 
-Log entries use TRL's names (`reward`, `kl`, `completions/mean_length` ..., and `objective/kl` and `val/ratio` for PPO).
-leret adds `completions/unparsed` and `completions/distinct`, which are fractions of the sampled completions, and to
-every log `PEAK` and `RATE`. For validation, leret adds `eval_MEASURE` and `eval_unparsed`.
+Log entries use TRL's names (`reward`, `kl`, `completions/mean_length` ..., and `objective/kl` and
+`val/ratio` for PPO). leret adds `completions/unparsed` and `completions/distinct`, which are
+fractions of the sampled completions, and to every log `PEAK` and `RATE`. For validation, leret adds
+`eval_MEASURE` and `eval_unparsed`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import math
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -29,17 +30,20 @@ _LOG = logging.getLogger("leret")
 Log = Sequence[Mapping[str, Any]]
 
 PEAK, RATE = "memory/peak_gib", "completions/per_second"
-"""Peak memory so far (`peak_gib`); completions sampled or trained on per second, without validation."""
+"""Peak memory so far (`peak_gib`); completions sampled or trained on per second, without
+validation."""
 
 PICKER = "pick/"
 """Prefix of the metrics of a picker that is trained together with a writer (`joint`)."""
 
 ROW = 3
-"""Number of consecutive logged values that must be beyond a limit to raise an alarm, so that one noisy batch raises
-none. The starting value is the mean of the same number of values at the start of a log."""
+"""Number of consecutive logged values that must be beyond a limit to raise an alarm, so that one
+noisy batch raises none. The starting value is the mean of the same number of values at the start of
+a log."""
 
 NOISE = 0.05
-"""Minimum drop of a validation measure that counts: about the standard error of recall on 64 tasks."""
+"""Minimum drop of a validation measure that counts: about the standard error of recall on 64
+tasks."""
 
 _REWARDS = ("reward", "objective/rlhf_reward")
 _SCORES = (*_REWARDS, "rewards/margins")
@@ -47,7 +51,7 @@ _SCORES = (*_REWARDS, "rewards/margins")
 
 
 def peak_gib() -> float:
-    """Return the peak memory in GiB: of torch's tensors on the current GPU, or of this process if it uses no GPU."""
+    """Return the peak memory in GiB: of tensors on the GPU, or of this process if it uses none."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -89,16 +93,18 @@ RULES = (
         "entropy",
         ("entropy", "policy/entropy"),
         lambda value, start: value < 0.2 * start,
-        "the policy's entropy fell from {start:.3g} to {value:.3g} nats per token, so completions hardly vary; "
-        "lower learning_rate, raise the KL coefficient, or sample at a higher temperature",
+        "the policy's entropy fell from {start:.3g} to {value:.3g} nats per token, so completions "
+        "hardly vary; lower learning_rate, raise the KL coefficient, or sample at a higher "
+        "temperature",
     ),
     # The demo's best training runs with groups of four end at .82.
     Rule(
         "zero_spread",
         ("frac_reward_zero_std",),
         lambda value, start: value > 0.9,
-        "{value:.0%} of the groups have the same reward for all samples and teach nothing; "
-        "sample more completions per state or at a higher temperature, or choose a reward with more levels",
+        "{value:.0%} of the groups have the same reward for all samples and teach nothing; sample "
+        "more completions per state or at a higher temperature, or choose a reward with more "
+        "levels",
     ),
     Rule(
         "duplicates",
@@ -111,8 +117,8 @@ RULES = (
         "unparsed",
         ("completions/unparsed", "eval_unparsed"),
         lambda value, start: value > 0.2,
-        "{value:.0%} of the completions are not in the program's format; "
-        "raise max_tokens if completions are truncated, start from an sft policy, or lower learning_rate",
+        "{value:.0%} of the completions are not in the program's format; raise max_tokens if "
+        "completions are truncated, start from an sft policy, or lower learning_rate",
     ),
     Rule(
         "length",
@@ -125,15 +131,15 @@ RULES = (
         "length_ratio",
         ("completions/length_ratio",),
         lambda value, start: not 0.5 <= value <= 2,
-        "the completions have {value:.3g} times as many words as the references; lower learning_rate, raise beta, or "
-        "add the reward `length`",
+        "the completions have {value:.3g} times as many words as the references; lower "
+        "learning_rate, raise beta, or add the reward `length`",
     ),
     Rule(
         "distinct_1",
         ("completions/distinct_1",),
         lambda value, start: value < start / 3,
-        "the share of distinct words in the completions fell from {start:.3g} to {value:.3g}, so they repeat the same "
-        "words; lower learning_rate or raise beta",
+        "the share of distinct words in the completions fell from {start:.3g} to {value:.3g}, so "
+        "they repeat the same words; lower learning_rate or raise beta",
     ),
     # Training runs of the demo that still gain recall reach .75 (GRPO) and 1.3 (PPO).
     Rule(
@@ -156,15 +162,15 @@ RULES = (
         "ratio",
         ("val/ratio",),
         lambda value, start: not 0.5 <= value <= 2,
-        "the ratio of the updated policy's to the sampling policy's probabilities is {value:.3g} instead of about 1; "
-        "lower learning_rate or take fewer passes over each batch of samples",
+        "the ratio of the updated policy's to the sampling policy's probabilities is {value:.3g} "
+        "instead of about 1; lower learning_rate or take fewer passes over each batch of samples",
     ),
     Rule(
         "ratio",
         ("clip_ratio/region_mean",),
         lambda value, start: value > 0.4,
-        "the loss is clipped at {value:.0%} of the tokens, so the policy changes too much between rounds; "
-        "lower learning_rate or take fewer passes over each batch of samples",
+        "the loss is clipped at {value:.0%} of the tokens, so the policy changes too much between "
+        "rounds; lower learning_rate or take fewer passes over each batch of samples",
     ),
     # Equal weights in float32 differ by at most 3e-5. SmolLM2-135M sampled in float32 and trained in bfloat16 differs
     # by .03, which gives completions of 24 tokens ratios of .5 to 1.4 before any update. No update changes it, so one
@@ -173,8 +179,9 @@ RULES = (
         "sampler",
         ("sampling/sampling_logp_difference/mean",),
         lambda value, start: value > 0.02,
-        "the sampler and the trainer differ by {value:.2g} nats per token for the same weights, so ratios start far "
-        "from 1; use one dtype and one chat template for both, or set importance_clip",
+        "the sampler and the trainer differ by {value:.2g} nats per token for the same weights, "
+        "so ratios start far from 1; use one dtype and one chat template for both, or set "
+        "importance_clip",
         row=1,
     ),
 )
@@ -186,18 +193,24 @@ def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
         return []
     step = int(log[-1]["step"])
     messages = _validation(log, f"eval_{measure}")
-    for prefix in ("", PICKER) if any(name.startswith(PICKER) for name in log[-1]) else ("",):
-        entries = [
-            {name.removeprefix(prefix): v for name, v in e.items() if name.startswith(prefix)}
-            for e in log
-        ]
-        found_by = ((rule.name, _check(rule, entries)) for rule in RULES)
-        messages |= {
-            f"{prefix}{name}": f"{prefix}{message}"
-            for name, message in found_by
-            if message is not None
-        }
+    prefixes = [""]
+    if any(name.startswith(PICKER) for name in log[-1]):
+        prefixes.append(PICKER)
+    for prefix in prefixes:
+        part = [_with_prefix(figures, prefix) for figures in log]
+        for rule in RULES:
+            message = _check(rule, part)
+            if message is not None:
+                messages[f"{prefix}{rule.name}"] = f"{prefix}{message}"
     return [Alarm(name, step, message) for name, message in messages.items()]
+
+
+def _with_prefix(figures: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in figures.items()
+        if name.startswith(prefix)
+    }
 
 
 def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
@@ -210,67 +223,77 @@ def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
 
 
 def best_step(log: Log, measure: str = "recall") -> int | None:
-    """Return the step after 0 with the best validation score (the earliest if tied); None without validation."""
-    validated = [entry for entry in log if f"eval_{measure}" in entry and entry["step"] > 0]
-    return (
-        int(max(validated, key=lambda entry: entry[f"eval_{measure}"])["step"])
-        if validated
-        else None
-    )
+    """Return the step after 0 with the best validation score (the earliest if tied).
+
+    Return None without validation.
+    """
+    key = f"eval_{measure}"
+    validated = [figures for figures in log if key in figures and figures["step"] > 0]
+    if not validated:
+        return None
+    best = max(validated, key=lambda figures: figures[key])
+    return int(best["step"])
 
 
 def _check(rule: Rule, log: Log) -> str | None:
-    key = next((key for key in rule.keys if log[-1].get(key) is not None), None)
-    if key is None or (
-        key == "entropy" and ("alpha" in log[-1] or not any(name in log[-1] for name in _REWARDS))
-    ):
+    latest = log[-1]
+    key = next((key for key in rule.keys if latest.get(key) is not None), None)
+    if key is None:
+        return None
+    has_reward = any(name in latest for name in _REWARDS)
+    if key == "entropy" and ("alpha" in latest or not has_reward):
         return None  # imitation and a decaying temperature lower the entropy on purpose
-    last, first = (
-        [
-            float(entry[key])
-            for entry in islice((e for e in entries if e.get(key) is not None), rule.row)
-        ]
-        for entries in (reversed(log), log)
-    )
-    start = fmean(first)
+    start = fmean(_first_values(log, key, rule.row))
+    last = _first_values(reversed(log), key, rule.row)
     if len(last) < rule.row or not all(rule.beyond(value, start) for value in last):
         return None
     return rule.message.format(value=last[0], start=start)
 
 
+def _first_values(log: Iterable[Mapping[str, Any]], key: str, n: int) -> list[float]:
+    values = (float(figures[key]) for figures in log if figures.get(key) is not None)
+    return list(islice(values, n))
+
+
 def _validation(log: Log, key: str) -> dict[str, str]:
-    """Return alarms if the last two validation scores are far below the first, or below the best while rewards rose."""
+    """Return alarms if the last two scores are far below the first, or fell while rewards rose."""
     if key not in log[-1]:
         return {}
-    places = [place for place, entry in enumerate(log) if key in entry]
-    values = [float(log[place][key]) for place in places]
+    indices = [i for i, figures in enumerate(log) if key in figures]
+    values = [float(log[i][key]) for i in indices]
     first, best, last = values[0], max(values), values[-1]
-    if len(values) < 3 or max(values[-2:]) > best - NOISE:
+    recent = max(values[-2:])
+    if len(values) < 3 or recent > best - NOISE:
         return {}
     messages = {}
     name = key.removeprefix("eval_")
-    top = places[values.index(best)]
-    before, after = _scores(log[: top + 1])[-ROW:], _scores(log[top + 1 :])[-ROW:]
+    top = indices[values.index(best)]
+    before = _scores(log[: top + 1])[-ROW:]
+    after = _scores(log[top + 1 :])[-ROW:]
     if before and after and fmean(after) > fmean(before):
         messages["overfitting"] = (
-            f"validation {name} fell from {best:.3g} to {last:.3g} while the reward rose, so the policy "
-            "exploits the reward; inspect recent completions, fix the reward, or raise the KL coefficient"
+            f"validation {name} fell from {best:.3g} to {last:.3g} while the reward rose, so the "
+            "policy exploits the reward; inspect recent completions, fix the reward, or raise the "
+            "KL coefficient"
         )
-    if max(values[-2:]) < 0.8 * first:
+    if recent < 0.8 * first:
         messages["validation"] = (
-            f"validation {name} is {last:.3g}, but was {first:.3g} before training; lower learning_rate, or raise beta "
-            "or the KL coefficient"
+            f"validation {name} is {last:.3g}, but was {first:.3g} before training; lower "
+            "learning_rate, or raise beta or the KL coefficient"
         )
     return messages
 
 
 def _scores(log: Log) -> list[float]:
-    return [float(entry[name]) for entry in log for name in _SCORES if entry.get(name) is not None]
+    scores = []
+    for figures in log:
+        scores += [float(figures[name]) for name in _SCORES if figures.get(name) is not None]
+    return scores
 
 
 @dataclass
 class Monitor:
-    """Reads each new log entry: raises an error if a value is not finite, raises alarms, and feeds trackers."""
+    """Reads each new log entry: refuses values that are not finite, raises alarms, feeds trackers."""
 
     name: str
     measure: str = "recall"
@@ -282,7 +305,10 @@ class Monitor:
     _raised: set[str] = field(default_factory=set)
 
     def begin(self, log: Log) -> None:
-        """Read a checkpoint's log; raise TrainingError if it has an alarm and ``on_alarm`` is stop."""
+        """Read a checkpoint's log.
+
+        Raise TrainingError if it has an alarm and ``on_alarm`` is stop.
+        """
         before = first_alarms(log, self.measure)
         self._raised = {alarm.name for alarm in before}
         if before and self.on_alarm == "stop":
@@ -290,42 +316,52 @@ class Monitor:
             self.check()
 
     def see(self, log: Log) -> bool:
-        """Read the last log entry; return True if the driver must save a checkpoint, stop and call `check`."""
+        """Read the last log entry.
+
+        Return True if the driver must save a checkpoint, stop and call `check`.
+        """
         from transformers.integrations import rewrite_logs
 
-        entry = log[-1]
+        figures = log[-1]
         for name in ("loss", "grad_norm"):
-            if (value := entry.get(name)) is not None and not math.isfinite(float(value)):
+            value = figures.get(name)
+            if value is not None and not math.isfinite(float(value)):
                 raise TrainingError(
-                    f"the {name} is {value} at {self.unit} {entry['step']}; "
+                    f"the {name} is {value} at {self.unit} {figures['step']}; "
                     "lower learning_rate or max_grad_norm, or check the training examples"
                 ).failed()
-        values = {
-            n: float(v)
-            for n, v in entry.items()
-            if isinstance(v, int | float) and n not in ("step", "epoch")
-        }
+        values = {}
+        for name, value in figures.items():
+            if isinstance(value, int | float) and name not in ("step", "epoch"):
+                values[name] = float(value)
         for tracker in self.trackers:
-            tracker.log(rewrite_logs(values), step=int(entry["step"]))  # train/loss, eval/recall
+            tracker.log(rewrite_logs(values), step=int(figures["step"]))  # train/loss, eval/recall
         for alarm in alarms(log, self.measure):
-            if alarm.name in self._raised:
-                continue
-            self._raised.add(alarm.name)
-            text = f"{self.unit} {alarm.step}: {alarm.message}"
-            if is_main():
-                _LOG.warning("%s, %s", self.name, text)
-            if self.event is not None:
-                facts = {"alarm": alarm.name, "step": alarm.step, "message": alarm.message}
-                self.event("alarm", policy=self.name, **facts)
-            if self.on_alarm == "stop":
-                self.alarm = self.alarm or text
+            if alarm.name not in self._raised:
+                self._raised.add(alarm.name)
+                self._report(alarm)
         return self.alarm is not None
+
+    def _report(self, alarm: Alarm) -> None:
+        text = f"{self.unit} {alarm.step}: {alarm.message}"
+        if is_main():
+            _LOG.warning("%s, %s", self.name, text)
+        if self.event is not None:
+            self.event(
+                "alarm",
+                policy=self.name,
+                alarm=alarm.name,
+                step=alarm.step,
+                message=alarm.message,
+            )
+        if self.on_alarm == "stop":
+            self.alarm = self.alarm or text
 
     def check(self) -> None:
         if self.alarm is not None:
             raise TrainingError(
-                f"stopped at an alarm: {self.alarm}. Resume from the checkpoint with --set on_alarm=warn; "
-                "to change other keys, choose another `name`"
+                f"stopped at an alarm: {self.alarm}. Resume from the checkpoint with --set "
+                "on_alarm=warn; to change other keys, choose another `name`"
             ).failed()
 
 
@@ -335,16 +371,20 @@ def monitored(
 ) -> Iterator[Monitor]:
     """Yield a monitor with the trackers in ``report_to``; close the trackers when the block ends.
 
-    TensorBoard and W&B write to ``directory/logs``. Only the main process has trackers and writes events.
+    TensorBoard and W&B write to ``directory/logs``. Only the main process has trackers and writes
+    events.
     """
     trackers: list[Any] = []
     try:
         for name in recipe.report_to if is_main() else ():
             trackers.append(_tracker(name, recipe, directory / "logs"))
-        measure, on_alarm = recipe.metric_for_best_model, recipe.on_alarm
-        own_event = event if is_main() else None
         yield Monitor(
-            recipe.policy_name, measure, on_alarm, own_event, recipe.progress_unit, trackers
+            recipe.policy_name,
+            recipe.metric_for_best_model,
+            recipe.on_alarm,
+            event if is_main() else None,
+            recipe.progress_unit,
+            trackers,
         )
     finally:
         for tracker in trackers:
@@ -363,18 +403,16 @@ def _tracker(name: str, recipe: TrainingRecipe, logs: Path) -> Any:
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     PartialState()  # required by accelerate's logger
-    run_name, config = recipe.run_name or recipe.policy_name, recipe.model_dump(mode="json")
+    kind = LOGGER_TYPE_TO_CLASS[name]
+    run_name = recipe.run_name or recipe.policy_name
     logs.mkdir(parents=True, exist_ok=True)  # otherwise W&B writes to another directory
     if name == "tensorboard":
-        tracker = LOGGER_TYPE_TO_CLASS[name](
-            run_name, os.environ.get("TENSORBOARD_LOGGING_DIR", str(logs))
-        )
+        tracker = kind(run_name, os.environ.get("TENSORBOARD_LOGGING_DIR", str(logs)))
     else:
-        keys = (
-            {"resume": "allow"}
-            if name == "trackio"
-            else {"dir": os.environ.get("WANDB_DIR", str(logs))}
-        )
-        tracker = LOGGER_TYPE_TO_CLASS[name](recipe.project, name=run_name, config=config, **keys)
+        keys = {"resume": "allow"}
+        if name != "trackio":
+            keys = {"dir": os.environ.get("WANDB_DIR", str(logs))}
+        config = recipe.model_dump(mode="json")
+        tracker = kind(recipe.project, name=run_name, config=config, **keys)
     tracker.start()
     return tracker

@@ -1,4 +1,4 @@
-"""Base class of algorithms that train on stored samples, and the engine that wraps their TRL trainer."""
+"""Algorithms that train on stored samples, and the engine that wraps their TRL trainer."""
 
 from __future__ import annotations
 
@@ -69,11 +69,14 @@ class StoredAlgorithm:
     """An algorithm that trains on stored samples.
 
     Attributes:
-        settings: recipe class; the literal type of its ``algorithm`` field names the algorithm in recipes.
+        settings: recipe class; the literal type of its ``algorithm`` field names the algorithm in
+            recipes.
         make_trainer: builds a `transformers.Trainer` over token ids.
-        oracle_loss: computes the loss of dataset rows with the model's plain forward pass, one sequence at a time.
+        oracle_loss: computes the loss of dataset rows with the model's plain forward pass, one
+            sequence at a time.
         describe: describes a recipe and cites its source, for the model card.
-        pair_terms: computes the loss of pairs for ``engine: tinker``; None for algorithms on single completions.
+        pair_terms: computes the loss of pairs for ``engine: tinker``; None for algorithms on single
+            completions.
     """
 
     settings: type[ExampleRecipe]
@@ -122,9 +125,9 @@ class StoredAlgorithm:
         recipe: Any = job.recipe
         examples: Any = job.inputs
         encoder = TokenEncoder(tokenizer, end_token(tokenizer, stops), job.enable_thinking, stops)
-        same = job.run is not None and has_sampled_tokenizer(
-            job.run, job.initial, recipe.predictors
-        )
+        same = False
+        if job.run is not None:
+            same = has_sampled_tokenizer(job.run, job.initial, recipe.predictors)
         encoded = encoder.encode(examples, same_tokenizer=same)
         check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
@@ -132,9 +135,9 @@ class StoredAlgorithm:
         if not fitting:
             shortest = min(example.length for example in encoded)
             raise TrainingError(
-                f"none of {len(encoded)} examples fits into {limit} tokens (the shortest has {shortest}); raise "
-                f"max_length ({recipe.max_length}; the policy's maximum is {n_positions}) or shorten the "
-                "program's prompts"
+                f"none of {len(encoded)} examples fits into {limit} tokens (the shortest has "
+                f"{shortest}); raise max_length ({recipe.max_length}; the policy's maximum is "
+                f"{n_positions}) or shorten the program's prompts"
             )
         return fitting
 
@@ -142,11 +145,12 @@ class StoredAlgorithm:
 def check_loss(
     trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]
 ) -> float | None:
-    """Raise `TrainingError` if the trainer's loss is not the oracle's, at weights unlike those of the reference model.
+    """Raise `TrainingError` if the trainer's loss is not the oracle's, at weights unlike the reference's.
 
-    TRL multiplies the last hidden state by the output matrix. If a model's head does more, TRL's log-probabilities are
-    wrong, yet its DPO and IPO losses are correct until the first update. Return the difference divided by the oracle's
-    loss (or by 1, if the loss is below 1); None under ZeRO-3, which shards the weights between steps.
+    TRL multiplies the last hidden state by the output matrix. If a model's head does more, TRL's
+    log-probabilities are wrong, yet its DPO and IPO losses are correct until the first update.
+    Return the difference divided by the oracle's loss (or by 1, if the loss is below 1); None under
+    ZeRO-3, which shards the weights between steps.
     """
     import torch
     from accelerate.utils import send_to_device
@@ -156,7 +160,7 @@ def check_loss(
         return None
 
     model, data = trainer.model, trainer.train_dataset
-    lengths = [sum(len(value) for value in row.values() if isinstance(value, list)) for row in data]
+    lengths = [_n_values(row) for row in data]
     shortest = sorted(range(len(data)), key=lengths.__getitem__)
     rows = [data[i] for i in shortest[:_ROWS]]
     batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
@@ -166,16 +170,24 @@ def check_loss(
     difference = abs(computed - expected) / max(1.0, abs(expected))
     if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
         raise TrainingError(
-            f"TRL computes a loss of {computed:.6g} for {type(model).__name__}, but the model's forward pass gives "
-            f"{expected:.6g}. TRL requires logits that are the last hidden state times one output matrix; use an "
-            "architecture with such a head (Llama, Qwen, OPT ...)"
+            f"TRL computes a loss of {computed:.6g} for {type(model).__name__}, but the model's "
+            f"forward pass gives {expected:.6g}. TRL requires logits that are the last hidden "
+            "state times one output matrix; use an architecture with such a head (Llama, Qwen, "
+            "OPT ...)"
         )
     return difference
 
 
+def _n_values(row: Mapping[str, Any]) -> int:
+    return sum(len(value) for value in row.values() if isinstance(value, list))
+
+
 @contextmanager
 def _moved(model: Any) -> Iterator[None]:
-    """Add noise to small parameters and to all parameters outside the backbone; the end of the block restores them."""
+    """Add noise to small parameters and to all parameters outside the backbone.
+
+    The end of the block restores them.
+    """
     import torch
 
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -207,9 +219,12 @@ class TRLEngine:
         from transformers import PrinterCallback
 
         trainer.remove_callback(PrinterCallback)
-        self.trainer, self.examples, self.dropped = trainer, examples, dropped
+        self.trainer = trainer
+        self.examples = examples
+        self.dropped = dropped
         self.preflight: float | None = None
-        self._tokenizer, self._base_model = tokenizer, job.initial.base_model
+        self._tokenizer = tokenizer
+        self._base_model = job.initial.base_model
 
     @property
     def state(self) -> TrainerState:
@@ -233,9 +248,8 @@ class TRLEngine:
     def log(self, figures: dict[str, float]) -> None:
         from transformers import Trainer
 
-        Trainer.log(
-            self.trainer, figures
-        )  # TRL's override would add its training averages to this entry
+        # TRL's override would add its training averages to this entry.
+        Trainer.log(self.trainer, figures)
 
     def validate(self, validation: Validation) -> dict[str, float]:
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -244,17 +258,17 @@ class TRLEngine:
     def load(self, checkpoint: Path) -> None:
         if self.trainer.is_deepspeed_enabled:
             raise TrainingError(
-                "training was interrupted after its last step, and DeepSpeed cannot load a finished checkpoint; "
-                f"delete {checkpoint} and run the command again to resume from the previous checkpoint"
+                "training was interrupted after its last step, and DeepSpeed cannot load a "
+                f"finished checkpoint; delete {checkpoint} and run the command again to resume "
+                "from the previous checkpoint"
             )
         self.trainer._load_from_checkpoint(str(checkpoint))
 
     def save(self, directory: Path) -> tuple[str, str]:
         accelerator = self.trainer.accelerator
         model = accelerator.unwrap_model(self.trainer.model)
-        if (
-            self._tokenizer is None
-        ):  # a model of sentence-transformers, which saves its own tokenizer
+        if self._tokenizer is None:
+            # A model of sentence-transformers, which saves its own tokenizer.
             model.save_pretrained(str(directory), create_model_card=False)
             return self._base_model, "sentence-transformers"
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
@@ -264,11 +278,12 @@ class TRLEngine:
 
 
 def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:
-    """Return arguments for `transformers.TrainingArguments`, without the trackers (see `leret.training.watch`)."""
+    """Return arguments for `transformers.TrainingArguments`, without trackers."""
     cpu, keys = inputs.device == "cpu", type(recipe).model_fields
     same = (
-        "num_train_epochs learning_rate lr_scheduler_type optim weight_decay per_device_train_batch_size "
-        "gradient_accumulation_steps max_grad_norm seed save_steps logging_steps"
+        "num_train_epochs learning_rate lr_scheduler_type optim weight_decay "
+        "per_device_train_batch_size gradient_accumulation_steps max_grad_norm seed save_steps "
+        "logging_steps"
     )
     return {name: getattr(recipe, name) for name in same.split() if name in keys} | {
         "output_dir": str(inputs.directory),
@@ -297,7 +312,10 @@ def build_trainer(
     rows: Mapping[str, list[Any]],
     **more: Any,
 ) -> Any:
-    """Return a TRL trainer over the rows; it adds a new adapter if the recipe asks for an adapter."""
+    """Return a TRL trainer over the rows.
+
+    It adds a new adapter if the recipe asks for an adapter.
+    """
     return kind(
         model=inputs.model,
         args=arguments,
@@ -316,13 +334,15 @@ def stored_trainer(
     collate: Callable[..., Any],
     **keys: Any,
 ) -> Any:
-    """Return TRL's trainer ``name`` (SFT, DPO, KTO) over rows of token ids that ``collate`` joins to batches.
+    """Return TRL's trainer ``name`` (SFT, DPO, KTO) over rows of token ids.
 
-    ``keys`` are for the trainer's configuration. With ``precompute_ref_log_probs``, the rows include the initial
-    policy's log-probabilities; a training of less than an epoch then gets only the rows that it visits.
+    ``collate`` joins rows to batches. ``keys`` are for the trainer's configuration. With
+    ``precompute_ref_log_probs``, the rows include the initial policy's log-probabilities; a
+    training of less than an epoch then gets only the rows that it visits.
 
-    Under FSDP, TRL would load the reference model by name, and a merged adapter still has the base model's name. So
-    this function passes a copy of the policy. With ``lora`` it fails: TRL would leave weights on the CPU.
+    Under FSDP, TRL would load the reference model by name, and a merged adapter still has the base
+    model's name. So this function passes a copy of the policy. With ``lora`` it fails: TRL would
+    leave weights on the CPU.
     """
     import trl
 
@@ -333,8 +353,9 @@ def stored_trainer(
     if has_references and n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         if recipe.lora is not None:
             raise TrainingError(
-                f"lora: FSDP cannot train an adapter with {recipe.algorithm} (TRL issue 6470); use --launch zero3 "
-                "(shards the base model) or --launch multi (copies the base model to each GPU)"
+                f"lora: FSDP cannot train an adapter with {recipe.algorithm} (TRL issue 6470); use "
+                "--launch zero3 (shards the base model) or --launch multi (copies the base model "
+                "to each GPU)"
             )
         more["ref_model"] = copy.deepcopy(inputs.model)
     arguments = getattr(trl, f"{name}Config")(
@@ -353,16 +374,25 @@ def stored_trainer(
 def _first_epoch(
     arguments: Any, rows: Mapping[str, list[Any]], n_rows: int
 ) -> Mapping[str, list[Any]]:
-    """Return the rows that a Trainer visits; if they are not all, set ``arguments`` to visit each once, in order."""
+    """Return the rows that a Trainer visits.
+
+    If they are not all, set ``arguments`` to visit each once, in order.
+    """
     visited = visited_rows(arguments, n_rows)
     if len(visited) == n_rows:
         return rows
-    arguments.train_sampling_strategy, arguments.num_train_epochs = "sequential", 1
-    return {column: [values[row] for row in visited] for column, values in rows.items()}
+    arguments.train_sampling_strategy = "sequential"
+    arguments.num_train_epochs = 1
+    columns = {}
+    for name, values in rows.items():
+        columns[name] = [values[row] for row in visited]
+    return columns
 
 
 def visited_rows(arguments: Any, n_rows: int) -> Sequence[int]:
-    """Return the rows that a Trainer with these arguments visits, in its order; all rows if it takes an epoch or more.
+    """Return the rows that a Trainer with these arguments visits, in its order.
+
+    These are all rows if it takes an epoch or more.
 
     Args:
         arguments: `transformers.TrainingArguments`.
@@ -388,7 +418,10 @@ def visited_rows(arguments: Any, n_rows: int) -> Sequence[int]:
 
 
 def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
-    """Return the rows as a dataset; for several processes it is on disk, where TRL shares the reference values."""
+    """Return the rows as a dataset.
+
+    For several processes it is on disk, where TRL shares the reference values.
+    """
     from datasets import Dataset, load_from_disk
 
     if arguments.world_size == 1:
@@ -401,5 +434,5 @@ def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any
 
 
 def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
-    """Return the (n_tokens,) float32 log-probabilities of a completion's tokens, from a plain forward pass."""
+    """Return the (n_tokens,) float32 log-probabilities of a completion, from a plain forward pass."""
     return architecture_of(model).logps(model, prompt, completion)

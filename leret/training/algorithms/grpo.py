@@ -45,7 +45,7 @@ class GRPORecipe(TRLKeys, TinkerKeys, WritingRecipe):
 def advantages(
     recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float
 ) -> RolloutBatch:
-    """Set the advantage of all tokens of a completion to the group-relative reward of the completion or its rollout."""
+    """Set a completion's advantages to its group-relative reward, or that of its rollout."""
     from leret.training.online.advantages import Comparison, group_relative
 
     values = Comparison.of(sampled).apply(
@@ -55,7 +55,10 @@ def advantages(
 
 
 def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
-    """Return the clipped surrogate loss of token ratios, plus the KL penalty (arXiv 2402.03300, eq. 3)."""
+    """Return the clipped surrogate loss of token ratios, plus the KL penalty.
+
+    Source: arXiv 2402.03300, eq. 3.
+    """
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 

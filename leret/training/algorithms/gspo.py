@@ -35,7 +35,10 @@ class GSPORecipe(WritingRecipe):
 
 
 def loss(recipe: GSPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
-    """Return the clipped surrogate loss of completions' length-normalized ratios (arXiv 2507.18071, eq. 5 and 7)."""
+    """Return the clipped surrogate loss of length-normalized ratios (arXiv 2507.18071, eq.
+
+    5 and 7).
+    """
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 

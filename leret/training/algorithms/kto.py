@@ -1,6 +1,7 @@
 """KTO: Kahneman-Tversky optimization on single completions, with TRL's KTOTrainer.
 
-A completion is desirable if its reward is at least the baseline. The reference model is the initial policy.
+A completion is desirable if its reward is at least the baseline. The reference model is the initial
+policy.
 """
 
 from __future__ import annotations
@@ -59,13 +60,16 @@ def kto_loss(
     beta: float,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
-    """Return KTO's losses (n,): each completion's weight minus its value; ``kl`` is the value's reference point.
+    """Return KTO's losses (n,): each completion's weight minus its value.
+
+    ``kl`` is the value's reference point.
 
     Args:
         policy: (n,) log-probability of each completion under the policy, summed over its tokens.
         reference: (n,) the same completions' log-probabilities under the reference model.
         desirable: (n,) True for desirable completions.
-        kl: () non-negative estimate of the policy's divergence from the reference; detached from the gradient.
+        kl: () non-negative estimate of the policy's divergence from the reference; detached from
+            the gradient.
         beta: risk aversion.
         weights: the weight of desirable completions and the weight of undesirable ones.
 
@@ -73,39 +77,49 @@ def kto_loss(
     """
     import torch
 
-    above = torch.where(desirable, 1.0, -1.0).to(policy) * (policy - reference - kl.detach())
-    return torch.where(desirable, *weights).to(policy) * (1 - torch.sigmoid(beta * above))
+    sign = torch.where(desirable, 1.0, -1.0).to(policy)
+    above = sign * (policy - reference - kl.detach())
+    weight = torch.where(desirable, *weights).to(policy)
+    return weight * (1 - torch.sigmoid(beta * above))
 
 
 def scored_completions(
     samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
 ) -> Iterator[tuple[Sample, float]]:
-    """Yield distinct samples of a state with their rewards minus the baseline; skip 0 if the baseline is the mean."""
+    """Yield distinct samples of a state with their rewards minus the baseline.
+
+    A score of 0 is skipped if the baseline is the mean.
+    """
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     for sample in distinct(samples):
-        score = float(sample.reward or 0.0) - (fmean(rewards) if baseline == "mean" else baseline)
+        reward = float(sample.reward or 0.0)
+        if baseline != "mean":
+            yield sample, reward - baseline
+            continue
+        score = reward - fmean(rewards)
         # The mean of identical floats can differ from the floats in the last bit.
-        if baseline != "mean" or abs(score) > _ROUNDING * max(1.0, *map(abs, rewards)):
+        if abs(score) > _ROUNDING * max(1.0, *map(abs, rewards)):
             yield sample, score
 
 
 def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
     """Return the distinct completions of each state, except those that `scored_completions` skips.
 
-    The order is shuffled once, because TRL pairs each prompt with the completion of a neighbouring row as its mismatch.
+    The order is shuffled once, because TRL pairs each prompt with the completion of a neighbouring
+    row as its mismatch.
     """
-    completions = [
-        TrainingExample.of(group.state, (sample,), (score,))
-        for group in samples.groups()
-        for sample, score in scored_completions(
-            with_unparsed_reward(group.samples, samples.unparsed_reward), recipe.baseline
-        )
-    ]
+    completions = []
+    for group in samples.groups():
+        rewarded = with_unparsed_reward(group.samples, samples.unparsed_reward)
+        for sample, score in scored_completions(rewarded, recipe.baseline):
+            completions.append(TrainingExample.of(group.state, (sample,), (score,)))
     n_desirable = sum(example.scores[0] >= 0 for example in completions)
-    if n_desirable in (0, len(completions)):
+    n_undesirable = len(completions) - n_desirable
+    if n_desirable == 0 or n_undesirable == 0:
         raise TrainingError(
-            f"the run has {n_desirable} desirable and {len(completions) - n_desirable} undesirable completions, and "
-            "KTO needs both kinds; sample more questions, prompts or samples per state, or change `baseline`"
+            f"the run has {n_desirable} desirable and {n_undesirable} undesirable completions, and "
+            "KTO needs both kinds; sample more questions, prompts or samples per state, or change "
+            "`baseline`"
         )
     random.Random(recipe.seed).shuffle(completions)
     return completions
@@ -114,77 +128,92 @@ def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
 def collate_completions(
     rows: list[dict[str, Any]], pad: int, *, packed: bool = False
 ) -> dict[str, Any]:
-    """Return a batch for TRL's KTOTrainer; keys that start with ``KL_`` hold mismatched completions."""
+    """Return a batch for TRL's KTOTrainer.
+
+    Keys that start with ``KL_`` hold mismatched completions.
+    """
     import torch
 
     from leret.training.packing import collate
 
     batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
-    for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
-        side = collate(
-            [(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=packed
-        )
-        batch |= {prefix + name: value for name, value in side.items()}
-    reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
-    return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
+    for prefix, column in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
+        sequences = [(row["prompt_tokens"], row[column]) for row in rows]
+        for name, value in collate(sequences, pad, packed=packed).items():
+            batch[prefix + name] = value
+    for name in ("ref_logps", "ref_KL_logps"):
+        if name in rows[0]:
+            batch[name] = torch.tensor([row[name] for row in rows])
+    return batch
 
 
 def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's KTOTrainer; its rows hold token ids and the reference model's log-probabilities."""
+    """Return TRL's KTOTrainer.
+
+    Its rows hold token ids and the reference model's log-probabilities.
+    """
     keys = {
-        name: getattr(recipe, name) for name in ("beta", "desirable_weight", "undesirable_weight")
+        "beta": recipe.beta,
+        "desirable_weight": recipe.desirable_weight,
+        "undesirable_weight": recipe.undesirable_weight,
+        "precompute_ref_log_probs": True,
     }
-    keys["precompute_ref_log_probs"] = True
-    return stored_trainer(
-        "KTO", recipe, inputs, kto_rows(inputs.examples), collate_completions, **keys
-    )
+    rows = kto_rows(inputs.examples)
+    return stored_trainer("KTO", recipe, inputs, rows, collate_completions, **keys)
 
 
 def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Return columns of token ids for `collate_completions`, and the empty text columns that TRL requires.
+    """Return columns of token ids for `collate_completions`, and empty text columns for TRL.
 
-    KTO estimates its reference point on mismatched rows, which join a prompt to the previous completion (cut to fit).
+    KTO estimates its reference point on mismatched rows, which join a prompt to the previous
+    completion (cut to fit).
     """
     completions = [example.completions[0] for example in encoded]
     longest = max(example.length for example in encoded)
-    mismatched = zip(encoded, completions[-1:] + completions[:-1], strict=True)
-    return {name: [""] * len(encoded) for name in ("prompt", "completion")} | {
+    previous = completions[-1:] + completions[:-1]
+    mismatched = []
+    for example, ids in zip(encoded, previous, strict=True):
+        room = longest - len(example.prompt)
+        mismatched.append(ids[:room])
+    empty = [""] * len(encoded)
+    return {
+        "prompt": empty,
+        "completion": empty,
         "prompt_tokens": [example.prompt for example in encoded],
         "completion_tokens": completions,
-        "mismatched_tokens": [ids[: longest - len(example.prompt)] for example, ids in mismatched],
+        "mismatched_tokens": mismatched,
         "label": [example.scores[0] >= 0 for example in encoded],
     }
 
 
 def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean of `kto_loss`, with the reference point from the rows' mismatched completions."""
+    """Return the mean of `kto_loss`; mismatched completions give the reference point."""
     import torch
 
-    def sums(column: str) -> torch.Tensor:
-        return torch.stack(
-            [completion_logps(model, row["prompt_tokens"], row[column]).sum() for row in rows]
-        )
+    device = next(model.parameters()).device
+
+    def sums(name: str) -> torch.Tensor:
+        logps = [completion_logps(model, row["prompt_tokens"], row[name]) for row in rows]
+        return torch.stack([row.sum() for row in logps])
 
     def column(name: str) -> torch.Tensor:
-        return torch.tensor([row[name] for row in rows], device=next(model.parameters()).device)
+        return torch.tensor([row[name] for row in rows], device=device)
 
-    kl = (sums("mismatched_tokens") - column("ref_KL_logps")).mean().clamp(min=0)
+    log_ratios = sums("mismatched_tokens") - column("ref_KL_logps")
+    kl = log_ratios.mean().clamp(min=0)
+    policy = sums("completion_tokens")
     weights = recipe.desirable_weight, recipe.undesirable_weight
-    losses = kto_loss(
-        sums("completion_tokens"), column("ref_logps"), column("label"), kl, recipe.beta, weights
-    )
+    losses = kto_loss(policy, column("ref_logps"), column("label"), kl, recipe.beta, weights)
     return float(losses.mean())
 
 
 def _describe(recipe: KTORecipe) -> str:
-    against = (
-        "the mean reward of their state"
-        if recipe.baseline == "mean"
-        else f"a reward of {recipe.baseline:g}"
-    )
+    against = "the mean reward of their state"
+    if recipe.baseline != "mean":
+        against = f"a reward of {recipe.baseline:g}"
     return (
-        f"Kahneman-Tversky optimization (arXiv 2402.01306) on completions above and below {against}, "
-        f"beta {recipe.beta}"
+        "Kahneman-Tversky optimization (arXiv 2402.01306) on completions above and below "
+        f"{against}, beta {recipe.beta}"
     )
 
 

@@ -45,26 +45,33 @@ class PickRecipe(PickingRecipe):
     @property
     def strength(self) -> float:
         """Return ``beta``, or its default: 0.1 for dpo and ipo, otherwise 0."""
-        return (0.1 if self.loss in {"dpo", "ipo"} else 0.0) if self.beta is None else self.beta
+        if self.beta is not None:
+            return self.beta
+        return 0.1 if self.loss in {"dpo", "ipo"} else 0.0
 
     @model_validator(mode="after")
     def _reads_each_key(self) -> PickRecipe:
-        grpo = ("scale_rewards", "epsilon", "entropy_coef") if self.loss != "grpo" else ()
-        beta, kl = (
-            ["beta"] * (self.loss in {"sft", "kl"}),
-            ["reward_temperature"] * (self.loss != "kl"),
-        )
-        if unread := changed_keys(self, [*grpo, *beta, *kl]):
+        unread_keys = []
+        if self.loss != "grpo":
+            unread_keys += ["scale_rewards", "epsilon", "entropy_coef"]
+        if self.loss in {"sft", "kl"}:
+            unread_keys.append("beta")
+        if self.loss != "kl":
+            unread_keys.append("reward_temperature")
+        unread = changed_keys(self, unread_keys)
+        if unread:
             raise ValueError(
                 f"loss {self.loss} does not read {' or '.join(unread)}; remove it, or change loss"
             )
         if self.loss in {"dpo", "ipo"} and not self.strength:
             raise ValueError(
-                f"beta is 0, but loss {self.loss} needs a pull to the initial picker; set it above 0"
+                f"beta is 0, but loss {self.loss} needs a pull to the initial picker; set it above "
+                "0"
             )
         if self.groups == "question" and self.loss != "grpo":
             raise ValueError(
-                f"loss {self.loss} compares the picks of a state; remove groups: question, or set loss: grpo"
+                f"loss {self.loss} compares the picks of a state; remove groups: question, or set "
+                "loss: grpo"
             )
         return self
 
@@ -91,93 +98,122 @@ class GroupMethod:
         from leret.training.online.advantages import group_relative, group_statistics
         from leret.training.online.picking import values_of
 
-        compare, rewards = batch.comparison, batch.rewards.double()
-        advantages = compare.apply(group_relative, rewards, self.recipe.scale_rewards).float()
-        before = picker if self.recipe.loss == "grpo" else self.reference or picker
+        compare = batch.comparison
+        rewards = batch.rewards.double()
+        advantages = compare.apply(group_relative, rewards, self.recipe.scale_rewards)
+        before = picker
+        if self.recipe.loss != "grpo" and self.reference is not None:
+            before = self.reference
         with torch.no_grad():
             old_logps = self._logps(values_of(before, batch.choices), batch)
         statistics = group_statistics(*compare.distinct(batch.rewards))
-        return replace(batch, targets=advantages, old_logps=old_logps), statistics
+        return replace(batch, targets=advantages.float(), old_logps=old_logps), statistics
 
     def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
-        """Return each state's ``loss``: the mean over its picks (grpo) or pairs of picks, or the KL divergence (kl).
+        """Return each state's ``loss``: a mean over picks (grpo) or pairs, or the KL divergence (kl).
 
-        For grpo, also return ``ratio`` (mean over the picks) and, with a reference, ``kl`` to the initial picker.
+        For grpo, also return ``ratio`` (mean over the picks) and, with a reference, ``kl`` to the
+        initial picker.
         """
+        import torch
+
+        from leret.training.online.picking import values_of
+
+        recipe = self.recipe
+        q = values_of(picker, batch.choices)
+        if recipe.loss == "kl":
+            return {"loss": self._reward_kl(q, batch)}
+        if recipe.loss == "grpo":
+            return self._grpo_terms(q, batch)
+        logps = self._logps(q, batch)
+        chosen, rejected, shares = best_and_others(batch.rewards, batch.states)
+        if recipe.loss == "sft":
+            losses = -logps[chosen]
+        else:
+            ahead = logps - batch.old_logps
+            losses = pair_loss(recipe.loss, ahead[chosen] - ahead[rejected], recipe.strength)
+        states = batch.states[chosen]
+        return {"loss": torch.zeros(len(q)).index_add(0, states, losses * shares)}
+
+    def _reward_kl(self, q: Tensor, batch: PickBatch) -> Tensor:
+        """Return the divergence over a state's distinct picks, each with its mean reward."""
+        import torch
+
+        n_states, _, width = q.shape
+        index = batch.states * width + batch.actions
+        means = torch.full((n_states * width,), -math.inf)
+        means = means.scatter_reduce(0, index, batch.rewards, "mean", include_self=False)
+        means = means.reshape(n_states, width)
+        logits = self._logits(q).masked_fill(means.isinf(), -math.inf)
+        return exact_kl(means / self.recipe.reward_temperature, logits)
+
+    def _grpo_terms(self, q: Tensor, batch: PickBatch) -> dict[str, Tensor]:
         import torch
 
         from leret.training.online.losses import clipped_loss, entropy
         from leret.training.online.picking import values_of
 
-        recipe, q = self.recipe, values_of(picker, batch.choices)
-        logps, none = self._logps(q, batch), torch.zeros(len(q))
-        states, ahead = batch.states, logps - batch.old_logps
+        recipe, states = self.recipe, batch.states
+        log_ratio = self._logps(q, batch) - batch.old_logps
         shares = 1 / torch.bincount(states)[states]
-        if recipe.loss == "kl":  # over a state's distinct picks, each with its mean reward
-            places, means = (
-                states * q.shape[-1] + batch.actions,
-                torch.full((q[:, 0].numel(),), -math.inf),
-            )
-            means = means.scatter_reduce(
-                0, places, batch.rewards, "mean", include_self=False
-            ).reshape(len(q), -1)
-            values = (q[:, 0] / self.temperature).masked_fill(means.isinf(), -math.inf)
-            return {"loss": exact_kl(means / recipe.reward_temperature, values)}
-        if recipe.loss != "grpo":
-            chosen, rejected, shares = best_and_others(batch.rewards, states)
-            pulled = ahead[chosen] - ahead[rejected]
-            each = (
-                -logps[chosen]
-                if recipe.loss == "sft"
-                else pair_loss(recipe.loss, pulled, recipe.strength)
-            )
-            return {"loss": none.index_add(0, states[chosen], each * shares)}
-        losses = none.index_add(
-            0, states, clipped_loss(ahead, batch.targets, recipe.epsilon)[0] * shares
-        )
-        terms = {"ratio": none.index_add(0, states, ahead.detach().exp() * shares)}
+        clipped, _ = clipped_loss(log_ratio, batch.targets, recipe.epsilon)
+        zeros = torch.zeros(len(q))
+        losses = zeros.index_add(0, states, clipped * shares)
+        ratio = log_ratio.detach().exp()
+        terms = {"ratio": zeros.index_add(0, states, ratio * shares)}
         if self.reference is not None:
             with torch.no_grad():
                 initial = values_of(self.reference, batch.choices)
-            terms["kl"] = exact_kl(q[:, 0] / self.temperature, initial[:, 0] / self.temperature)
+            terms["kl"] = exact_kl(self._logits(q), self._logits(initial))
             losses = losses + recipe.strength * terms["kl"]
         if recipe.entropy_coef:
-            losses = losses - recipe.entropy_coef * entropy(q[:, 0] / self.temperature)
+            losses = losses - recipe.entropy_coef * entropy(self._logits(q))
         return {"loss": losses, **terms}
 
     def after_step(self, picker: Picker) -> None:
         """Do nothing: the reference does not change."""
 
+    def _logits(self, q: Tensor) -> Tensor:
+        return q[:, 0] / self.temperature
+
     def _logps(self, q: Tensor, batch: PickBatch) -> Tensor:
         """Return the log-probability of each pick, (n,)."""
-        return (q[:, 0] / self.temperature).log_softmax(-1)[batch.states, batch.actions]
+        logps = self._logits(q).log_softmax(-1)
+        return logps[batch.states, batch.actions]
 
 
 def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
-    """Return KL(softmax of logits || softmax of reference), (n,), of logits (n, n_candidates) in nats.
+    """Return KL(softmax of logits || softmax of reference) in nats, (n,), of (n, n_candidates).
 
     Padding is minus infinity in both.
     """
     logps = logits.log_softmax(-1)
-    difference = (logps - reference.log_softmax(-1)).masked_fill(logits.isinf(), 0.0)
+    difference = logps - reference.log_softmax(-1)
+    difference = difference.masked_fill(logits.isinf(), 0.0)
     return (logps.exp() * difference).sum(-1)
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair each of a group's best samples with each of the group's other samples; ``groups`` (n,) are samples' states.
+    """Pair each of a group's best samples with each of the group's other samples.
+
+    ``groups`` (n,) are samples' states.
 
     Returns:
-        Indices of chosen samples, indices of rejected samples, weights; each (n_pairs,). A group's weights sum to 1.
+        Indices of chosen samples, indices of rejected samples, weights; each (n_pairs,). A group's
+        weights sum to 1.
     """
     import torch
 
-    top = torch.full((int(groups.max()) + 1,), -math.inf, dtype=rewards.dtype).scatter_reduce(
-        0, groups, rewards, "amax"
-    )
+    n_groups = int(groups.max()) + 1
+    top = torch.full((n_groups,), -math.inf, dtype=rewards.dtype)
+    top = top.scatter_reduce(0, groups, rewards, "amax")
     best = rewards >= top[groups] - 1e-9
-    chosen, rejected = ((groups[:, None] == groups) & best[:, None] & ~best).nonzero(as_tuple=True)
-    counts = torch.bincount(groups[chosen], minlength=len(top))
-    return chosen, rejected, 1 / counts[groups[chosen]].to(rewards.dtype)
+    same_group = groups[:, None] == groups
+    pairs = same_group & best[:, None] & ~best
+    chosen, rejected = pairs.nonzero(as_tuple=True)
+    pair_groups = groups[chosen]
+    counts = torch.bincount(pair_groups, minlength=n_groups)[pair_groups]
+    return chosen, rejected, 1 / counts.to(rewards.dtype)
 
 
 def _describe(recipe: PickRecipe) -> str:
@@ -188,12 +224,10 @@ def _describe(recipe: PickRecipe) -> str:
         "sft": "imitation of the best picks",
         "kl": "KL divergence from the softmax of rewards, as for retrievers in arXiv 2301.12652 and 2406.18847",
     }
-    penalty = (
-        f", exact KL penalty {recipe.strength:g}"
-        if recipe.loss == "grpo" and recipe.strength
-        else ""
-    )
-    return f"{names[recipe.loss]}, {recipe.num_generations} picks per state{penalty}"
+    text = f"{names[recipe.loss]}, {recipe.num_generations} picks per state"
+    if recipe.loss == "grpo" and recipe.strength:
+        text += f", exact KL penalty {recipe.strength:g}"
+    return text
 
 
 PICK = OnlineAlgorithm(PickRecipe, GroupMethod, _describe, picks=True)

@@ -1,4 +1,4 @@
-"""PPO: the policy has a value head, each token has a KL penalty, and the last token gets the reward."""
+"""PPO: with a value head, a KL penalty on each token, and the reward on the last token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""DPO and IPO: preference optimization with TRL's DPOTrainer; the reference model is the initial policy."""
+"""DPO and IPO: preference optimization with TRL's DPOTrainer.
+
+The reference model is the initial policy.
+"""
 
 from __future__ import annotations
 
@@ -68,19 +71,24 @@ class IPORecipe(PairRecipe):
 
 
 def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return each pair's loss, (n_pairs,), from the margin of its chosen over its rejected completion.
+    """Return each pair's loss, (n_pairs,), from the margin of chosen over rejected.
 
     Args:
-        kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance from 1 / (2 beta).
-        margins: (n_pairs,) chosen minus rejected log-ratio to the reference model. A completion's log-probability is
-            a sum over tokens, or their mean for ipo with reduction ``token``. A pick has one log-probability.
+        kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance
+            from 1 / (2 beta).
+        margins: (n_pairs,) chosen minus rejected log-ratio to the reference model. A completion's
+            log-probability is a sum over tokens, or their mean for ipo with reduction ``token``. A
+            pick has one log-probability.
         beta: strength of the regularization toward the reference; tau in the IPO paper.
 
-    Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv 2310.12036, eq. 17.
+    Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv
+        2310.12036, eq. 17.
     """
     from torch.nn.functional import logsigmoid
 
-    return -logsigmoid(beta * margins) if kind == "dpo" else (margins - 1 / (2 * beta)) ** 2
+    if kind == "dpo":
+        return -logsigmoid(beta * margins)
+    return (margins - 1 / (2 * beta)) ** 2
 
 
 def collate_pairs(
@@ -93,31 +101,32 @@ def collate_pairs(
 ) -> dict[str, Any]:
     """Return a batch of ids for TRL's DPOTrainer: ``2 * len(rows)`` sequences, chosen ones first.
 
-    With ``sequence``, IPO is computed on sums of token log-probabilities, as in the paper. TRL divides a completion's
-    log-ratio by the sum of its completion mask. Nothing else reads the mask's first column, so this function sets the
-    column to ``1 - n_tokens``: the mask then sums to 1, TRL's loss uses sums, and its metrics stay the same.
+    With ``sequence``, IPO is computed on sums of token log-probabilities, as in the paper. TRL
+    divides a completion's log-ratio by the sum of its completion mask. Nothing else reads the
+    mask's first column, so this function sets the column to ``1 - n_tokens``: the mask then sums to
+    1, TRL's loss uses sums, and its metrics stay the same.
     `leret.training.algorithms.base.check_loss` verifies the loss before training starts.
 
-    ``margin`` (nats per unit of reward difference in a pair) is added to the reference's log-probability of the chosen
-    completion. For DPO it is the offset of arXiv 2402.10571. IPO with reduction ``token`` divides the margin by the
-    chosen completion's number of tokens. TRL logs rewards and accuracies with the margin subtracted.
+    ``margin`` (nats per unit of reward difference in a pair) is added to the reference's
+    log-probability of the chosen completion. For DPO it is the offset of arXiv 2402.10571. IPO with
+    reduction ``token`` divides the margin by the chosen completion's number of tokens. TRL logs
+    rewards and accuracies with the margin subtracted.
     """
     import torch
 
     from leret.training.packing import collate
 
-    sides = ("chosen_tokens", "rejected_tokens")
-    batch = collate(
-        [(r["prompt_tokens"], r[side]) for side in sides for r in rows], pad, packed=packed
-    )
+    chosen = [(row["prompt_tokens"], row["chosen_tokens"]) for row in rows]
+    rejected = [(row["prompt_tokens"], row["rejected_tokens"]) for row in rows]
+    batch = collate(chosen + rejected, pad, packed=packed)
     if sequence:
         mask = batch["completion_mask"]
         mask[:, 0] = 1 - mask.sum(dim=1)
     if "ref_chosen_logps" in rows[0]:
-        batch["ref_chosen_logps"] = torch.tensor(
-            [r["ref_chosen_logps"] + margin * r["gain"] for r in rows]
-        )
-        batch["ref_rejected_logps"] = torch.tensor([r["ref_rejected_logps"] for r in rows])
+        chosen_logps = [row["ref_chosen_logps"] + margin * row["gain"] for row in rows]
+        rejected_logps = [row["ref_rejected_logps"] for row in rows]
+        batch["ref_chosen_logps"] = torch.tensor(chosen_logps)
+        batch["ref_rejected_logps"] = torch.tensor(rejected_logps)
     return batch
 
 
@@ -127,7 +136,10 @@ def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's DPOTrainer; its rows hold the pairs' token ids and the reference model's log-probabilities."""
+    """Return TRL's DPOTrainer.
+
+    Its rows hold the pairs' token ids and the reference model's log-probabilities.
+    """
     keys = {
         "beta": recipe.beta,
         "loss_type": [_TRL_NAMES[name] for name in recipe.loss_weights],
@@ -136,15 +148,20 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
     }
     sequence = isinstance(recipe, IPORecipe) and recipe.reduction == "sequence"
     collate = partial(collate_pairs, sequence=sequence, margin=recipe.reward_margin)
-    return stored_trainer("DPO", recipe, inputs, preference_rows(inputs.examples), collate, **keys)
+    rows = preference_rows(inputs.examples)
+    return stored_trainer("DPO", recipe, inputs, rows, collate, **keys)
 
 
 _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}
 
 
 def preference_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Return columns of token ids for `collate_pairs`, and the empty text columns that TRL requires."""
-    return {name: [""] * len(encoded) for name in ("prompt", "chosen", "rejected")} | {
+    """Return columns of token ids for `collate_pairs`, and empty text columns for TRL."""
+    empty = [""] * len(encoded)
+    return {
+        "prompt": empty,
+        "chosen": empty,
+        "rejected": empty,
         "prompt_tokens": [example.prompt for example in encoded],
         "chosen_tokens": [example.completions[0] for example in encoded],
         "rejected_tokens": [example.completions[1] for example in encoded],
@@ -160,48 +177,57 @@ def pair_terms(
 ) -> dict[str, torch.Tensor]:
     """Return the recipe's weighted loss, and the implicit rewards of the pairs under TRL's names.
 
-    ``logps`` holds the token log-probabilities of the chosen completions, then of the rejected ones. ``references``,
-    (2, n_pairs), holds their sums under the reference model, and ``gains`` the difference of rewards in each pair.
+    ``logps`` holds the token log-probabilities of the chosen completions, then of the rejected
+    ones. ``references``, (2, n_pairs), holds their sums under the reference model, and ``gains``
+    the difference of rewards in each pair.
     """
     import torch
 
-    sums = torch.stack([torch.stack([row.sum() for row in side]) for side in logps])
-    lengths = torch.tensor([[len(row) for row in side] for side in logps], device=sums.device)
-    margin = recipe.reward_margin * torch.tensor([gains, [0.0] * len(gains)], device=sums.device)
-    ratios = sums - references.to(sums.device) - margin
-    by_token = isinstance(recipe, IPORecipe) and recipe.reduction == "token"
-    margins, ipo_margins = (
-        ahead - behind for ahead, behind in (ratios, ratios / lengths if by_token else ratios)
-    )
+    chosen, rejected = logps
+    chosen_sums = torch.stack([row.sum() for row in chosen])
+    rejected_sums = torch.stack([row.sum() for row in rejected])
+    sums = torch.stack([chosen_sums, rejected_sums])
+    lengths = torch.tensor([list(map(len, chosen)), list(map(len, rejected))], device=sums.device)
+    rewards_ahead = torch.tensor([gains, [0.0] * len(gains)], device=sums.device)
+    ratios = sums - references.to(sums.device) - recipe.reward_margin * rewards_ahead
+    margins = ratios[0] - ratios[1]
+    ipo_margins = margins
+    if isinstance(recipe, IPORecipe) and recipe.reduction == "token":
+        means = ratios / lengths
+        ipo_margins = means[0] - means[1]
     losses = {
         "dpo": pair_loss("dpo", margins, recipe.beta).mean(),
         "ipo": pair_loss("ipo", ipo_margins, recipe.beta).mean(),
-        "sft": -sums[0].sum() / lengths[0].sum(),
+        "sft": -chosen_sums.sum() / lengths[0].sum(),
     }
-    rewards = recipe.beta * ratios.detach()
+    weighted = [weight * losses[name] for name, weight in recipe.loss_weights.items()]
+    chosen_rewards, rejected_rewards = recipe.beta * ratios.detach()
     return {
-        "loss": torch.stack(
-            [weight * losses[name] for name, weight in recipe.loss_weights.items()]
-        ).sum(),
-        "rewards/chosen": rewards[0].mean(),
-        "rewards/rejected": rewards[1].mean(),
-        "rewards/accuracies": (rewards[0] > rewards[1]).float().mean(),
-        "rewards/margins": (rewards[0] - rewards[1]).mean(),
+        "loss": torch.stack(weighted).sum(),
+        "rewards/chosen": chosen_rewards.mean(),
+        "rewards/rejected": rejected_rewards.mean(),
+        "rewards/accuracies": (chosen_rewards > rejected_rewards).float().mean(),
+        "rewards/margins": (chosen_rewards - rejected_rewards).mean(),
     }
 
 
 def oracle_loss(
     recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]
 ) -> float:
-    """Return the recipe's weighted loss on summed log-probabilities; IPO with reduction ``token`` averages them."""
+    """Return the recipe's weighted loss on summed log-probabilities.
+
+    IPO with reduction ``token`` averages them.
+    """
     import torch
 
-    logps = [
-        [completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows]
-        for side in _SIDES
-    ]
-    references = torch.tensor([[row[f"ref_{side}_logps"] for row in rows] for side in _SIDES])
-    return float(pair_terms(recipe, logps, references, [row["gain"] for row in rows])["loss"])
+    logps, references = [], []
+    for side in _SIDES:
+        tokens = f"{side}_tokens"
+        logps.append([completion_logps(model, row["prompt_tokens"], row[tokens]) for row in rows])
+        references.append([row[f"ref_{side}_logps"] for row in rows])
+    gains = [row["gain"] for row in rows]
+    terms = pair_terms(recipe, logps, torch.tensor(references), gains)
+    return float(terms["loss"])
 
 
 def _describe(recipe: DPORecipe | IPORecipe) -> str:
@@ -213,8 +239,10 @@ def _describe(recipe: DPORecipe | IPORecipe) -> str:
             "identity preference optimization (arXiv 2310.12036) on log-probabilities "
             f"{how} a completion's tokens, beta {recipe.beta}"
         )
+    if not recipe.losses:
+        return text
     mixture = ", ".join(f"{weight:g} {name}" for name, weight in recipe.loss_weights.items())
-    return f"{text}, with losses {mixture}" if recipe.losses else text
+    return f"{text}, with losses {mixture}"
 
 
 DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe, pair_terms)

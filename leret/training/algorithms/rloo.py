@@ -36,7 +36,7 @@ class RLOORecipe(TRLKeys, TinkerKeys, WritingRecipe):
 def advantages(
     recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float
 ) -> RolloutBatch:
-    """Set a completion's advantages to its penalized reward minus the mean of the group's other penalized rewards."""
+    """Set a completion's advantages to its penalized reward minus the mean of the group's others."""
     from leret.training.online.advantages import Comparison, leave_one_out
     from leret.training.online.losses import KL
 

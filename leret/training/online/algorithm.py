@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OnlineAlgorithm:
-    """An algorithm that trains on fresh samples of the run's tasks; ``picks`` is True if it trains a picker."""
+    """An algorithm that trains on fresh samples of the run's tasks.
+
+    ``picks`` is True if it trains a picker.
+    """
 
     settings: type[RoundRecipe]
     objective: Any  # an Objective, or the class of a `leret.training.online.picking.Method`
@@ -43,7 +46,7 @@ class OnlineAlgorithm:
         return find_picker(run, recipe)
 
     def learner(self, job: TrainingJob, device: str) -> WriterLearner | PickLearner | JointLearner:
-        """Return a `PickLearner` if the algorithm trains a picker, otherwise the `WriterLearner` of the engine."""
+        """Return a `PickLearner` if the algorithm trains a picker, else the engine's `WriterLearner`."""
         if self.picks:
             from leret.training.online.picking import PickLearner
 
@@ -65,7 +68,8 @@ class OnlineAlgorithm:
         recipe: Any = job.recipe
         if job.run is None:
             raise TrainingError(
-                f"algorithm: {recipe.algorithm} needs a run's tasks to sample; for stored examples use sft, dpo or ipo"
+                f"algorithm: {recipe.algorithm} needs a run's tasks to sample; for stored examples "
+                "use sft, dpo or ipo"
             )
         if recipe.uses_trl:
             from leret.training.online.trl import trl_engine

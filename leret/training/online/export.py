@@ -21,21 +21,36 @@ from leret.rollouts.environment import Environment
 from leret.training.data import RunSamples, plain
 
 RL_COLUMNS = {
-    "group": "string", "sample": "string", "question_id": "string", "prompt_ids": "ints", "completion_ids": "ints",
-    "logprobs": "floats", "reward": "float64", "parts": "string", "advantage": "float64", "temperature": "float64",
-    "policy_digest": "string", "seed": "int64",
-}  # fmt: skip
+    "group": "string",
+    "sample": "string",
+    "question_id": "string",
+    "prompt_ids": "ints",
+    "completion_ids": "ints",
+    "logprobs": "floats",
+    "reward": "float64",
+    "parts": "string",
+    "advantage": "float64",
+    "temperature": "float64",
+    "policy_digest": "string",
+    "seed": "int64",
+}
 """Columns of `rl_rows`; ``parts`` is a JSON object."""
 
 GRPO_COLUMNS = {
-    "prompt": "messages", "state": "string", "question_id": "string", "step": "int64", "predictor": "string",
-    "inputs": "string", "relevant_doc_ids": "strings", "answers": "strings",
-}  # fmt: skip
+    "prompt": "messages",
+    "state": "string",
+    "question_id": "string",
+    "step": "int64",
+    "predictor": "string",
+    "inputs": "string",
+    "relevant_doc_ids": "strings",
+    "answers": "strings",
+}
 """Columns of `grpo_rows`; ``inputs`` is a JSON object."""
 
 
 class _Prompts:
-    """Prompts of samples as token ids: rendered from the stored states, and checked against the sampler's counts."""
+    """Prompts of samples as token ids, checked against the sampler's token counts."""
 
     def __init__(self, run: Run, tokenizer: Path | None) -> None:
         self._run, self._tokenizer = run, tokenizer
@@ -45,14 +60,19 @@ class _Prompts:
         self._formatter = cache(lambda: Environment.open(run).formatter)
 
     def ids(self, state: State, name: str, counts: Collection[int | None]) -> list[int]:
-        """Return the ids of a state under a prompt of the bank; TrainingError if the sampler's ``counts`` differ."""
+        """Return the ids of a state under a prompt of the bank.
+
+        Raise TrainingError if the sampler's ``counts`` differ.
+        """
         with dated(self._run.manifest.date):
-            ids = list(self._encoder(state.predictor).encode(self._messages(state, name)).token_ids)
-        if other := {*counts} - {None, 0, len(ids)}:
+            encoder = self._encoder(state.predictor)
+            ids = list(encoder.encode(self._messages(state, name)).token_ids)
+        different = {*counts} - {None, 0, len(ids)}
+        if different:
             raise TrainingError(
-                f"question {state.task_id}, step {state.step}: the sampler counted {other.pop()} tokens in prompt "
-                f"{name}, but the tokenizer gives {len(ids)}; use the tokenizer and the chat template of the sampled "
-                "policy (--tokenizer DIR)"
+                f"question {state.task_id}, step {state.step}: the sampler counted "
+                f"{different.pop()} tokens in prompt {name}, but the tokenizer gives {len(ids)}; "
+                "use the tokenizer and the chat template of the sampled policy (--tokenizer DIR)"
             )
         return ids
 
@@ -60,16 +80,15 @@ class _Prompts:
         if name == ZERO_SHOT.name:
             return state.messages
         formatter = self._formatter()
-        return formatter.messages(
-            formatter.need(state.predictor, state.inputs), self._bank(name), state.messages
-        )
+        need = formatter.need(state.predictor, state.inputs)
+        return formatter.messages(need, self._bank(name), state.messages)
 
     def _load_encoder(self, predictor: str) -> PromptEncoder:
         settings = self.settings(predictor)
         if self._tokenizer is None and settings["kind"] != "local":
             raise ConfigError(
-                f"{self._run.path} was sampled from {settings['model']!r} on a server; add --tokenizer DIR, the "
-                "directory of that model's tokenizer"
+                f"{self._run.path} was sampled from {settings['model']!r} on a server; add "
+                "--tokenizer DIR, the directory of that model's tokenizer"
             )
         directory = self._tokenizer or find_model(sampled_model(self._run, [predictor]))
         tokenizer = load_tokenizer(directory, settings.get("template"))
@@ -79,12 +98,16 @@ class _Prompts:
 def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]:
     """Yield the sampled texts of finished questions, by group: the samples of a state with one prompt of the bank.
 
-    Advantages are those of ``grpo`` with its default keys. ``tokenizer`` replaces the sampled policy's tokenizer.
+    Advantages are those of ``grpo`` with its default keys. ``tokenizer`` replaces the sampled
+    policy's tokenizer.
 
     Raises:
-        RunError: no sample has token ids. TrainingError: the tokenizer disagrees with the sampler's token counts.
+        RunError: no sample has token ids. TrainingError: the tokenizer disagrees with the sampler's
+            token counts.
     """
-    samples, prompts, n = RunSamples(run), _Prompts(run, tokenizer), 0
+    samples = RunSamples(run)
+    prompts = _Prompts(run, tokenizer)
+    n = 0
     unparsed_reward = samples.unparsed_reward
     for group in samples.groups():
         for name, members in groupby(group.samples, attrgetter("prompt")):
@@ -92,14 +115,11 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
             if all(sample.logprobs is None for sample, _ in scored):
                 continue
             advantages = _advantages([reward for _, reward in scored])
-            prompt = prompts.ids(
-                group.state, name, [sample.n_prompt_tokens for sample, _ in scored]
-            )
+            counts = [sample.n_prompt_tokens for sample, _ in scored]
+            prompt = prompts.ids(group.state, name, counts)
             for (sample, reward), advantage in zip(scored, advantages, strict=True):
-                if (
-                    sample.token_ids is None or sample.logprobs is None
-                ):  # sampled without `sampling.token_ids`
-                    continue
+                if sample.token_ids is None or sample.logprobs is None:
+                    continue  # sampled without `sampling.token_ids`
                 n += 1
                 yield {
                     "group": f"{sample.state_id}-{sample.step}-{name}",
@@ -117,7 +137,8 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
                 }
     if not n:
         raise RunError(
-            f"{run.store} has no token ids; sample into a new run with --set sampling.token_ids=true"
+            f"{run.store} has no token ids; sample into a new run with --set "
+            "sampling.token_ids=true"
         )
 
 
@@ -126,10 +147,10 @@ def _advantages(rewards: Sequence[float]) -> list[float]:
 
     from leret.training.online.advantages import group_relative
 
+    values = torch.tensor(rewards, dtype=torch.float64)
     one_group = torch.zeros(len(rewards), dtype=torch.int64)
-    return list(
-        group_relative(torch.tensor(rewards, dtype=torch.float64), one_group, "group").tolist()
-    )
+    advantages = group_relative(values, one_group, "group")
+    return list(advantages.tolist())
 
 
 def grpo_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -137,13 +158,16 @@ def grpo_rows(run: Run) -> Iterator[dict[str, Any]]:
     with Environment.open(run) as environment:
         tasks = {task.id: task for task in environment.tasks(check=False)}
     seen = set()
-    for state in (group.state for group in RunSamples(run).groups()):
+    for group in RunSamples(run).groups():
+        state = group.state
         if state.id in seen:
             continue
         seen.add(state.id)
-        if (task := tasks.get(state.task_id)) is None:
+        task = tasks.get(state.task_id)
+        if task is None:
             raise RunError(
-                f"question {state.task_id} was sampled but is not in the run's data; fix data.questions"
+                f"question {state.task_id} was sampled but is not in the run's data; fix "
+                "data.questions"
             )
         yield {
             "prompt": list(plain(state.messages)),

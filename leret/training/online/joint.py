@@ -21,7 +21,8 @@ from leret.training.watch import PICKER
 class JointLearner:
     """Trains two policies, each on its part of a round. They share one log and one checkpoint.
 
-    A picker from scratch takes its vocabulary from the first round, so its updates begin in the second.
+    A picker from scratch takes its vocabulary from the first round, so its updates begin in the
+    second.
     """
 
     def __init__(
@@ -32,13 +33,15 @@ class JointLearner:
     ) -> None:
         assert job.environment is not None
         recipe: Any = job.recipe
-        self.recipe, self._sampling = recipe, job.environment.recipe
-        jobs = {
-            actor: replace(job, recipe=recipe.actor(actor, len(job.inputs)), initial=initial)
-            for actor, initial in job.initial.actors.items()
-        }
-        self.picker = PickLearner(objectives[0], jobs["picker"], device)
-        self.writer = WriterLearner(objectives[1], jobs["writer"], device)
+        self.recipe = recipe
+        self._sampling = job.environment.recipe
+        jobs = {}
+        for actor, initial in job.initial.actors.items():
+            part = recipe.actor(actor, len(job.inputs))
+            jobs[actor] = replace(job, recipe=part, initial=initial)
+        pick_method, write_objective = objectives
+        self.picker = PickLearner(pick_method, jobs["picker"], device)
+        self.writer = WriterLearner(write_objective, jobs["writer"], device)
         self.actors = self.picker, self.writer
 
     @property
@@ -50,10 +53,14 @@ class JointLearner:
         """Return the next round's keys of `leret.rollouts.actors.Role` by predictor."""
         keys: dict[str, dict[str, Any]] = {}
         for actor in self.actors:
-            recipe, settings = actor.recipe, self._sampling.policy_of(actor.recipe.predictors)
+            recipe = actor.recipe
+            settings = self._sampling.policy_of(recipe.predictors)
+            top_p = 1.0
+            if actor is not self.picker:
+                top_p = recipe.top_p or settings.top_p
             decoding = {
                 "temperature": actor.temperature,
-                "top_p": 1.0 if actor is self.picker else recipe.top_p or settings.top_p,
+                "top_p": top_p,
                 "max_tokens": recipe.max_completion_length or settings.max_tokens,
                 "n_samples": recipe.num_generations,
             }
@@ -61,19 +68,22 @@ class JointLearner:
         return keys
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        picks, texts = (sampled.of(actor.recipe.predictors or ()) for actor in self.actors)
-        entry: dict[str, float] = {}
+        picks = sampled.of(self.picker.recipe.predictors or ())
+        texts = sampled.of(self.writer.recipe.predictors or ())
+        logged: dict[str, float] = {}
         if picks.sequences and not self.picker.policy.fitted:
             self.picker.begin([choice for choice, _ in picks.sequences])
         elif picks.sequences:
-            figures = {"learning_rate": self.picker.learning_rate} | self.picker.learn(
-                picks, number
-            )
-            entry = {f"{PICKER}{name}": value for name, value in figures.items()}
-        return entry | (self.writer.learn(texts, number) if texts.sequences else {})
+            figures = {"learning_rate": self.picker.learning_rate}
+            figures |= self.picker.learn(picks, number)
+            logged = {f"{PICKER}{name}": value for name, value in figures.items()}
+        if texts.sequences:
+            logged |= self.writer.learn(texts, number)
+        return logged
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        name, picker = f"step {step}", self.picker.policy.clone()
+        name = f"step {step}"
+        picker = self.picker.policy.clone()
         writer = LocalPolicy.over(self.writer.model, self.writer.tokenizer, name=name, digest=name)
         picks = dict.fromkeys(self.picker.recipe.predictors or (), picker)
         return self.picker.run(PolicySet({"": writer, **picks}), validation)

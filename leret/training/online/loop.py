@@ -1,9 +1,11 @@
 """Training loop of online algorithms: each round samples and then updates the policy.
 
-A checkpoint holds the learner's state (weights, optimizer, schedule), the random state and the log. Seeds depend only
-on the recipe's seed and the round number, so on one thread a killed and resumed training gives bit-identical weights.
+A checkpoint holds the learner's state (weights, optimizer, schedule), the random state and the log.
+Seeds depend only on the recipe's seed and the round number, so on one thread a killed and resumed
+training gives bit-identical weights.
 
-With several processes (`leret.training.processes`), the main process samples each round and sends it to the others.
+With several processes (`leret.training.processes`), the main process samples each round and sends
+it to the others.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ class RoundLoop(StepLoop):
         assert job.run is not None
         assert job.environment is not None
         recipe: Any = job.recipe
-        self.recipe, self.tasks = recipe, cast(Sequence[Task], job.inputs)
+        self.recipe = recipe
+        self.tasks = cast(Sequence[Task], job.inputs)
         torch.manual_seed(recipe.seed)
-        self.examples, self.size = 0, min(int(recipe.questions_per_round), len(self.tasks))
-        self._initial, self._device, self._directory = (
-            job.initial.digest,
-            device,
-            job.directory.path,
-        )
+        self.examples = 0
+        self.size = min(int(recipe.questions_per_round), len(self.tasks))
+        self._initial = job.initial.digest
+        self._device = device
+        self._directory = job.directory.path
         super().__init__(
             self._directory,
             recipe.logging_steps,
@@ -79,7 +81,8 @@ class RoundLoop(StepLoop):
         self.begin()
         while not self.is_over:
             figures = self._round()
-            if self.end_step(figures, (self.state.global_step + 1) * self.size / len(self.tasks)):
+            epoch = (self.state.global_step + 1) * self.size / len(self.tasks)
+            if self.end_step(figures, epoch):
                 from_main(self._save_checkpoint)
         self._handler.on_train_end(self.args, self.state, self.control)
 
@@ -90,9 +93,8 @@ class RoundLoop(StepLoop):
         state = torch.load(checkpoint / _STATE, map_location=self._device, weights_only=True)
         self.learner.load_state(state, checkpoint)
         torch.set_rng_state(state["random"].cpu())
-        self.examples = max(
-            self.examples, state["examples"]
-        )  # keeps the count when the best step is loaded
+        # The count stays when the best step is loaded.
+        self.examples = max(self.examples, state["examples"])
 
     def save(self, directory: Path) -> tuple[str, str]:
         gather(None)  # wait until all processes have loaded the best step; publication removes it
@@ -105,32 +107,33 @@ class RoundLoop(StepLoop):
             actor.policy.close()
 
     def _round(self) -> dict[str, float]:
-        number, learner = self.state.global_step, self.learner
+        number = self.state.global_step
         sampled = from_main(lambda: self._sample(number))
         self.examples += int(sampled.metrics["num_samples"])
-        figures = {"learning_rate": learner.learning_rate, **sampled.metrics}
-        return figures | (learner.learn(sampled, number) if sampled.sequences else {})
+        figures = {"learning_rate": self.learner.learning_rate, **sampled.metrics}
+        if sampled.sequences:
+            figures |= self.learner.learn(sampled, number)
+        return figures
 
     def _sample(self, number: int) -> Sampled:
         assert self.sampler is not None
         sampler, actors = self.sampler, self.learner.actors
         for actor in actors:
             actor.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
-        sampler.policies = {
-            name: actor.policy for actor in actors for name in actor.recipe.predictors or [""]
-        }
-        sampler.keys, sampler.temperature = self.learner.sampling_keys, actors[0].temperature
-        places = round_of(
-            len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number
-        )
+        sampler.policies = {}
+        for actor in actors:
+            sampler.policies |= dict.fromkeys(actor.recipe.predictors or [""], actor.policy)
+        sampler.keys = self.learner.sampling_keys
+        sampler.temperature = actors[0].temperature
+        recipe = self.recipe
+        indices = round_of(len(self.tasks), recipe.questions_per_round, recipe.seed, number)
         is_last = number + 1 == self.state.max_steps
-        return sampler.sample([self.tasks[place] for place in places], number, last=is_last)
+        return sampler.sample([self.tasks[i] for i in indices], number, last=is_last)
 
     def _save_checkpoint(self) -> None:
         path = self._directory / f"checkpoint-{self.state.global_step}"
         path.mkdir(parents=True, exist_ok=True)
         state = self.learner.state(path)
-        torch.save(
-            {**state, "random": torch.get_rng_state(), "examples": self.examples}, path / _STATE
-        )
+        state |= {"random": torch.get_rng_state(), "examples": self.examples}
+        torch.save(state, path / _STATE)
         self.save_state(path)

@@ -1,7 +1,7 @@
 """Policy gradient losses on sampled completions: pure functions of tensors over tokens.
 
-Tensors are (n, width), with one row per completion and padding at the end. ``mask`` is 1 at tokens and 0 at padding.
-Padding affects no result. Logarithms are natural.
+Tensors are (n, width), with one row per completion and padding at the end. ``mask`` is 1 at tokens
+and 0 at padding. Padding affects no result. Logarithms are natural.
 """
 
 from __future__ import annotations
@@ -23,30 +23,36 @@ def clipped_loss(
     """Return the negative clipped surrogate, and a mask that is True where clipping takes effect.
 
     Args:
-        log_ratio: log-ratios to the sampling policy: (n, width) of tokens, or (n, 1) of whole completions.
+        log_ratio: log-ratios to the sampling policy: (n, width) of tokens, or (n, 1) of whole
+            completions.
         advantages: (n, width) or (n, 1).
         low: the ratio is clipped at ``1 - low`` if the advantage is negative.
         high: the ratio is clipped at ``1 + high`` if the advantage is positive; None means ``low``.
 
-    Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7; two bounds: Yu et al. 2025, arXiv 2503.14476, eq. 8.
+    Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7; two bounds: Yu et al. 2025, arXiv
+        2503.14476, eq. 8.
     """
     high = low if high is None else high
     ratio = log_ratio.exp()
-    loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-    clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
-    return loss, clipped
+    near = ratio.clamp(1 - low, 1 + high)
+    loss = -torch.min(ratio * advantages, near * advantages)
+    too_low = (ratio < 1 - low) & (advantages < 0)
+    too_high = (ratio > 1 + high) & (advantages > 0)
+    return loss, too_low | too_high
 
 
 def importance_weights(difference: Tensor, mask: Tensor, clip: float, level: Level) -> Tensor:
-    """Return truncated importance weights, ``min(p_trainer / p_sampler, clip)``: (n, width), or (n, 1) of completions.
+    """Return ``min(p_trainer / p_sampler, clip)``: (n, width) of tokens, or (n, 1) of completions.
 
     Args:
         difference: (n, width) trainer's minus sampler's token log-probability, at the same weights.
         mask: (n, width).
         clip: largest weight; it bounds the variance and biases the estimate where it takes effect.
-        level: ``token`` weights each token by its ratio, ``sequence`` each completion by the product of its ratios.
+        level: ``token`` weights each token by its ratio, ``sequence`` each completion by the
+            product of its ratios.
 
-    Source: Ionides 2008, doi 10.1198/106186008X320456; per token: Espeholt et al. 2018, arXiv 1802.01561, eq. 1.
+    Source: Ionides 2008, doi 10.1198/106186008X320456; per token: Espeholt et al. 2018, arXiv
+        1802.01561, eq. 1.
     """
     log_ratio = difference * mask
     if level == "sequence":
@@ -63,7 +69,9 @@ def k1(logps: Tensor, reference_logps: Tensor) -> Tensor:
 
 
 def k3(logps: Tensor, reference_logps: Tensor) -> Tensor:
-    """Estimate KL(policy || reference) from one sample per token; unbiased, never negative, lower variance than `k1`.
+    """Estimate KL(policy || reference) from one sample per token.
+
+    The estimate is unbiased and never negative, with lower variance than `k1`.
 
     Source: Schulman 2020 (see `k1`); arXiv 2402.03300, eq. 4.
     """
@@ -75,7 +83,7 @@ KL = {"k1": k1, "k3": k3}
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Return half the larger squared error (n, width): of the value, or of the value clipped to old value +- ``clip``.
+    """Return half the larger squared error (n, width): of the value, or of the clipped value.
 
     Source: PPO's code (Engstrom et al. 2020, arXiv 2005.12729, section 3, item 1).
     """
@@ -84,25 +92,34 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy (...) in nats of logits (..., n_vocabulary); a logit may be minus infinity."""
+    """Return the entropy (...) in nats of logits (..., n_vocabulary).
+
+    A logit may be minus infinity.
+    """
     logps = logits.log_softmax(-1)
-    return -(logps.exp() * logps.clamp(min=torch.finfo(logps.dtype).min)).sum(-1)
+    finite = logps.clamp(min=torch.finfo(logps.dtype).min)
+    return -(logps.exp() * finite).sum(-1)
 
 
 def reduce_loss(
     losses: Tensor, mask: Tensor, kind: LossType, n_sequences: int, n_tokens: float
 ) -> Tensor:
-    """Reduce a micro-batch's losses (n, width) to its share of the step's loss; shares add up to the step's loss.
+    """Reduce a micro-batch's losses (n, width) to its share of the step's loss.
 
-    ``sequence`` averages over tokens and then over the step's ``n_sequences`` completions. ``token`` and ``dapo``
-    divide the sum by ``n_tokens``: for ``token``, the step's token count; for ``dapo``, the round's token count
-    divided by the number of steps, so that steps with more tokens weigh more.
+    Shares add up to the step's loss.
+
+    ``sequence`` averages over tokens and then over the step's ``n_sequences`` completions.
+    ``token`` and ``dapo`` divide the sum by ``n_tokens``: for ``token``, the step's token count;
+    for ``dapo``, the round's token count divided by the number of steps, so that steps with more
+    tokens weigh more.
 
     Source: ``sequence``: arXiv 2402.03300, eq. 3; ``dapo``: arXiv 2503.14476, eq. 8.
     """
+    masked = losses * mask
     if kind == "sequence":
-        return ((losses * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / n_sequences
-    return (losses * mask).sum() / n_tokens
+        means = masked.sum(1) / mask.sum(1).clamp(min=1)
+        return means.sum() / n_sequences
+    return masked.sum() / n_tokens
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Training on a server of the Tinker API (``engine: tinker``): leret's losses, and the server's gradients."""
+"""Training on a server of the Tinker API: leret's losses, and the server's gradients."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ from leret.training.validation import Validation
 
 Ids = Sequence[int]
 Terms = Callable[[list[Tensor]], dict[str, Tensor]]
-"""A function of the completions' log-probabilities that returns ``loss``, which is minimized, and logged figures."""
+"""A function of the completions' log-probabilities that returns ``loss``, which is minimized, and
+logged figures."""
 
 
 class TinkerAdapter:
     """A LoRA adapter in training on a server, with its learning rate schedule.
 
-    ``policy`` samples from the current weights. Checkpoints are on the server; their paths are stored here.
+    ``policy`` samples from the current weights. Checkpoints are on the server; their paths are
+    stored here.
     """
 
     def __init__(
@@ -52,7 +54,8 @@ class TinkerAdapter:
         self.policy = TinkerPolicy(
             settings, lambda: self._call(self._client.save_weights_and_get_sampling_client)
         )
-        self._server, self._recipe = self.policy.connect(), recipe
+        self._recipe = recipe
+        self._server = self.policy.connect()
         self._call = self._server.call
         rate = torch.optim.SGD([torch.zeros(1)], lr=recipe.learning_rate)
         self.schedule = make_schedule(recipe, rate, n_steps)
@@ -61,10 +64,12 @@ class TinkerAdapter:
     @cached_property
     def _client(self) -> Any:
         service, record = self._server.service, self.policy.record
-        if path := record.get("weights"):
+        path = record.get("weights")
+        if path:
             return self._call(service.create_training_client_from_state, path)
-        lora = (record["base_model"], self._recipe.lora.r, self._recipe.seed)
-        return self._call(service.create_lora_training_client, *lora)
+        recipe, base_model = self._recipe, record["base_model"]
+        create = service.create_lora_training_client
+        return self._call(create, base_model, recipe.lora.r, recipe.seed)
 
     @cached_property
     def _reference(self) -> Any:
@@ -75,16 +80,24 @@ class TinkerAdapter:
         return float(self.schedule.get_last_lr()[0])
 
     def step(
-        self, sequences: Sequence[tuple[Ids, Ids]], terms: Terms, loss: str | None = None,
-        at: Sequence[Tensor] | None = None, **settings: float,
-    ) -> dict[str, float]:  # fmt: skip
-        """Take one optimizer step on the loss in ``terms``; return the terms, computed before the step.
+        self,
+        sequences: Sequence[tuple[Ids, Ids]],
+        terms: Terms,
+        loss: str | None = None,
+        at: Sequence[Tensor] | None = None,
+        **settings: float,
+    ) -> dict[str, float]:
+        """Take one optimizer step on the loss in ``terms``.
+
+        Return the terms, computed before the step.
 
         Args:
             sequences: prompts with completions.
-            terms: computes the loss and the logged figures from the log-probabilities of each completion's tokens.
-            loss: loss of the API with the same gradient: ``cross_entropy`` (linear loss), or one on ratios to ``at``.
-                None: the client asks for the log-probabilities first, and sends the gradient of ``terms``.
+            terms: computes the loss and the logged figures from the log-probabilities of each
+                completion's tokens.
+            loss: loss of the API with the same gradient: ``cross_entropy`` (linear loss), or one on
+                ratios to ``at``. None: the client asks for the log-probabilities first, and sends
+                the gradient of ``terms``.
             at: log-probabilities of the completions' tokens when they were sampled.
             settings: settings of the API's loss.
 
@@ -93,27 +106,32 @@ class TinkerAdapter:
         """
         types = self._server.types
         adam = types.AdamParams(
-            learning_rate=self.learning_rate, beta1=0.9, beta2=0.999, eps=1e-8,  # as in leret's loop
-            weight_decay=self._recipe.weight_decay, grad_clip_norm=self._recipe.max_grad_norm,
-        )  # fmt: skip
-        inputs = _loss_inputs(sequences, terms, at) if loss else [{} for _ in sequences]
-        data = [_datum(types, *one, row) for one, row in zip(sequences, inputs, strict=True)]
+            learning_rate=self.learning_rate,
+            beta1=0.9,
+            beta2=0.999,
+            eps=1e-8,  # as in leret's loop
+            weight_decay=self._recipe.weight_decay,
+            grad_clip_norm=self._recipe.max_grad_norm,
+        )
+        inputs: list[dict[str, Tensor]] = [{} for _ in sequences]
+        if loss:
+            inputs = _loss_inputs(sequences, terms, at)
+        data = []
+        for (prompt, completion), row in zip(sequences, inputs, strict=True):
+            data.append(_datum(types, prompt, completion, row))
 
-        def completions(values: Sequence[Tensor]) -> list[Tensor]:
-            return [
-                value[-len(completion) :]
-                for value, (_, completion) in zip(values, sequences, strict=True)
-            ]
+        def custom(_: Any, values: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+            return terms(_at_completions(values, sequences))["loss"], {}
 
         with self._server.errors():
             if loss is None:
-                custom: Any = lambda _, values: (terms(completions(values))["loss"], {})  # noqa: E731
                 gradient = self._client.forward_backward_custom(data, custom)
             else:
                 gradient = self._client.forward_backward(data, loss, settings or None)
             futures = [gradient, self._client.optim_step(adam)]
             output, _ = [future.result(self._server.timeout_s) for future in futures]
-        logps = completions([one["logprobs"].to_torch() for one in output.loss_fn_outputs])
+        values = [row["logprobs"].to_torch() for row in output.loss_fn_outputs]
+        logps = _at_completions(values, sequences)
         if not all(row.isfinite().all() for row in logps):
             raise TrainingError(
                 f"{self._server.url}: some log-probabilities are not finite; lower learning_rate"
@@ -122,16 +140,17 @@ class TinkerAdapter:
 
     def initial_logps(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[Tensor]:
         """Return the log-probabilities of each completion's tokens under the initial weights."""
-        ask, types = self._reference.compute_logprobs, self._server.types
+        types = self._server.types
+        futures = []
         with self._server.errors():
-            futures = [
-                ask(types.ModelInput.from_ints([*prompt, *completion]))
-                for prompt, completion in sequences
-            ]
+            for prompt, completion in sequences:
+                model_input = types.ModelInput.from_ints([*prompt, *completion])
+                futures.append(self._reference.compute_logprobs(model_input))
             answers = [future.result(self._server.timeout_s) for future in futures]
-        return [
-            torch.tensor(row[-len(ids) :]) for row, (_, ids) in zip(answers, sequences, strict=True)
-        ]
+        logps = []
+        for row, (_, completion) in zip(answers, sequences, strict=True):
+            logps.append(torch.tensor(row[-len(completion) :]))
+        return logps
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
         self.policy.renew(digest("step", step))
@@ -147,45 +166,49 @@ class TinkerAdapter:
             self._client = self._call(load, state["weights"])
         except PolicyError as error:
             raise TrainingError(
-                f"the checkpoint {state['weights']} of {directory} cannot be loaded ({error}); use the server that "
-                f"saved it, or remove {directory.parent} to train again from the start"
+                f"the checkpoint {state['weights']} of {directory} cannot be loaded ({error}); use "
+                f"the server that saved it, or remove {directory.parent} to train again from the "
+                "start"
             ) from error
         self.schedule.load_state_dict(state["schedule"])
 
     def save(self, directory: Path) -> tuple[str, str]:
-        names = {
-            "weights": self._client.save_state,
-            "sampler_weights": self._client.save_weights_for_sampler,
-        }
-        paths = {name: self._call(save, "final").path for name, save in names.items()}
         base = self.policy.record["base_model"]
+        record = {
+            "base_model": base,
+            "weights": self._call(self._client.save_state, "final").path,
+            "sampler_weights": self._call(self._client.save_weights_for_sampler, "final").path,
+        }
         directory.mkdir(parents=True, exist_ok=True)
         self.policy.tokenizer.save_pretrained(directory)
         GenerationConfig(eos_token_id=self.policy.ends).save_pretrained(directory)
-        write_atomically(
-            directory / TINKER_RECORD, json.dumps({"base_model": base, **paths}, indent=1)
-        )
+        write_atomically(directory / TINKER_RECORD, json.dumps(record, indent=1))
         return base, "tinker"
 
 
+def _at_completions(values: Sequence[Tensor], sequences: Sequence[tuple[Ids, Ids]]) -> list[Tensor]:
+    rows = []
+    for row, (_, completion) in zip(values, sequences, strict=True):
+        rows.append(row[-len(completion) :])
+    return rows
+
+
 def _datum(types: Any, prompt: Ids, completion: Ids, inputs: Mapping[str, Tensor]) -> Any:
-    ids, before = [*prompt, *completion], torch.zeros(len(prompt) - 1)
+    ids = [*prompt, *completion]
+    before = torch.zeros(len(prompt) - 1)
     values = {name: torch.cat([before, value]) for name, value in inputs.items()}
-    model_input = types.ModelInput.from_ints(ids[:-1])
-    return types.Datum(
-        model_input=model_input, loss_fn_inputs={**values, "target_tokens": torch.tensor(ids[1:])}
-    )
+    values["target_tokens"] = torch.tensor(ids[1:])
+    return types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=values)
 
 
 def _loss_inputs(
     sequences: Sequence[tuple[Ids, Ids]], terms: Terms, at: Sequence[Tensor] | None
 ) -> list[dict[str, Tensor]]:
-    """Return the inputs, per completion, of a loss of the API with the gradient of ``terms`` at ``at``."""
-    points = (
-        [torch.zeros(len(ids)) for _, ids in sequences]
-        if at is None
-        else [row.clone() for row in at]
-    )
+    """Return each completion's inputs of an API loss with the gradient of ``terms`` at ``at``."""
+    if at is None:
+        points = [torch.zeros(len(completion)) for _, completion in sequences]
+    else:
+        points = [row.clone() for row in at]
     loss = terms([row.requires_grad_() for row in points])["loss"]
     gains = [-gradient for gradient in torch.autograd.grad(loss, points)]
     if at is None:
@@ -194,11 +217,14 @@ def _loss_inputs(
 
 
 class TinkerUpdate:
-    """Takes optimizer steps on a server; it has the methods of `leret.training.online.update.Update` that rounds need.
+    """Takes optimizer steps on a server.
 
-    The API's losses sum ``-ratio * advantage`` over tokens (``ppo`` clips the ratio). The advantages sent to
-    them are minus the gradient of leret's loss with respect to the log-probabilities, at the sampler's. There, both
-    losses have the same gradient with respect to the weights.
+    It has the methods of `leret.training.online.update.Update` that rounds need.
+
+    The API's losses sum ``-ratio * advantage`` over tokens (``ppo`` clips the ratio). The
+    advantages sent to them are minus the gradient of leret's loss with respect to the
+    log-probabilities, at the sampler's. There, both losses have the same gradient with respect to
+    the weights.
     """
 
     device = torch.device("cpu")
@@ -218,20 +244,22 @@ class TinkerUpdate:
     def step(
         self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None
     ) -> dict[str, float]:
-        """Take one optimizer step; return leret's loss and its terms, from the server's log-probabilities."""
-        recipe, counted = self._recipe, batch.counted(round_tokens, bool(beta))
+        """Take one optimizer step.
+
+        Return leret's loss and its terms, from the server's log-probabilities.
+        """
+        recipe = self._recipe
+        counted = batch.counted(round_tokens, bool(beta))
         if counted is None or counted.old_logps is None:
             return {}
 
         def terms(logps: list[Tensor]) -> dict[str, Tensor]:
-            return self._objective.loss(
-                recipe, counted, Forward(torch.empty(0), _table(logps, counted), None), beta
-            )
+            now = Forward(torch.empty(0), _table(logps, counted), None)
+            return self._objective.loss(recipe, counted, now, beta)
 
-        at = [
-            row[: len(ids)]
-            for row, (_, ids) in zip(counted.old_logps, counted.sequences, strict=True)
-        ]
+        at = []
+        for row, (_, completion) in zip(counted.old_logps, counted.sequences, strict=True):
+            at.append(row[: len(completion)])
         if recipe.num_iterations * recipe.num_mini_batches == 1:
             return self._adapter.step(counted.sequences, terms, "importance_sampling", at)
         high = recipe.epsilon if recipe.epsilon_high is None else recipe.epsilon_high
@@ -244,7 +272,10 @@ def _table(logps: list[Tensor], batch: RolloutBatch) -> Tensor:
 
 
 class TinkerLearner(WriterLearner):
-    """Trains a writing policy on a server; the log-probabilities before an update are those of the sampler."""
+    """Trains a writing policy on a server.
+
+    The log-probabilities before an update are those of the sampler.
+    """
 
     update: Any
     policy: Any
@@ -253,14 +284,14 @@ class TinkerLearner(WriterLearner):
         assert job.environment is not None
         recipe: Any = job.recipe
         sampled = job.environment.recipe.policy_of(recipe.predictors)
-        self.temperature, top_p = (
-            recipe.temperature or sampled.temperature,
-            recipe.top_p or sampled.top_p,
-        )
-        check_decoding("engine: tinker", self.temperature, top_p)
-        self.recipe, self.objective, self.actors = recipe, objective, (self,)
+        self.temperature = recipe.temperature or sampled.temperature
+        check_decoding("engine: tinker", self.temperature, recipe.top_p or sampled.top_p)
+        self.recipe = recipe
+        self.objective = objective
+        self.actors = (self,)
         self.adapter = TinkerAdapter(sampled, job.initial, recipe, recipe.n_steps(len(job.inputs)))
-        self.policy, self._schedule = self.adapter.policy, self.adapter.schedule
+        self.policy = self.adapter.policy
+        self._schedule = self.adapter.schedule
         self.update = TinkerUpdate(self.adapter, recipe, objective)
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
 
@@ -279,77 +310,84 @@ class TinkerLearner(WriterLearner):
 
     def _batch(self, sampled: Sampled) -> RolloutBatch:
         batch = RolloutBatch.of(sampled.sequences, sampled.groups)
-        return replace(batch, old_logps=_table([torch.tensor(row) for row in sampled.logps], batch))
+        logps = [torch.tensor(row) for row in sampled.logps]
+        return replace(batch, old_logps=_table(logps, batch))
 
 
 class ExampleLoop(RoundLoop):
     """Engine that trains on stored examples.
 
     Args:
-        encode: returns the examples that fit, for a tokenizer, its end tokens and the model's maximum length.
+        encode: returns the examples that fit, for a tokenizer, its end tokens and the model's
+            maximum length.
         pair_terms: computes the loss and the other logged figures of pairs, as
-            `leret.training.algorithms.preference.pair_terms`. None: the loss is the mean over a step's target tokens.
+            `leret.training.algorithms.preference.pair_terms`. None: the loss is the mean over a
+            step's target tokens.
     """
 
     def __init__(
-        self, job: TrainingJob, encode: Callable[[Any, Ids, int | None], list[Encoded]],
+        self,
+        job: TrainingJob,
+        encode: Callable[[Any, Ids, int | None], list[Encoded]],
         pair_terms: Callable[..., dict[str, Tensor]] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if job.run is None:
             raise TrainingError("engine: tinker needs a run of `leret sample`; remove engine")
         recipe: Any = job.recipe
-        self.recipe, self.sampler, self._device, self._directory = (
-            recipe,
-            None,
-            "cpu",
-            job.directory.path,
-        )
+        self.recipe = recipe
+        self.sampler = None
+        self._device = "cpu"
+        self._directory = job.directory.path
         sampled = PolicySettings.model_validate(sampled_settings(job.run, recipe.predictors))
         n = recipe.n_steps(len(job.inputs)) if job.max_steps is None else job.max_steps
         self.learner: Any = TinkerAdapter(sampled, job.initial, recipe, n)
         policy = self.learner.policy
         self.tasks: Any = encode(policy.tokenizer, policy.ends, policy.encoder.n_positions)
-        self.examples, self.dropped = len(self.tasks), len(job.inputs) - len(self.tasks)
-        self._pair_terms, self._references = pair_terms, dict[int, Tensor]()
-        self.size = min(
-            recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps, self.examples
-        )
+        self.examples = len(self.tasks)
+        self.dropped = len(job.inputs) - self.examples
+        self._pair_terms = pair_terms
+        self._references: dict[int, Tensor] = {}
+        per_step = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+        self.size = min(per_step, self.examples)
         StepLoop.__init__(self, self._directory, recipe.logging_steps, recipe.save_steps, n)
 
     def _round(self) -> dict[str, float]:
-        adapter, rate = self.learner, self.learner.learning_rate
+        rate = self.learner.learning_rate
         figures = self._step(round_of(self.examples, self.size, self.recipe.seed, self.steps))
-        adapter.schedule.step()
+        self.learner.schedule.step()
         return {**figures, "learning_rate": rate}
 
-    def _step(self, places: Sequence[int]) -> dict[str, float]:
-        rows = [self.tasks[place] for place in places]
+    def _step(self, indices: Sequence[int]) -> dict[str, float]:
+        rows = [self.tasks[i] for i in indices]
+        sequences = _sequences(rows)
         if self._pair_terms is None:
+            mean = partial(_mean_loss, rows)
+            return dict(self.learner.step(sequences, mean, "cross_entropy"))
+        references = torch.stack(self._reference_logps(indices), dim=1)
+        gains = [row.gain for row in rows]
+        terms = partial(self._pair_terms, self.recipe, references=references, gains=gains)
+        return dict(self.learner.step(sequences, lambda logps: terms((logps[::2], logps[1::2]))))
 
-            def mean(logps: list[Tensor]) -> dict[str, Tensor]:
-                learnt = [
-                    logp if row.learns_end else logp[:-1]
-                    for logp, row in zip(logps, rows, strict=True)
-                ]
-                return {"loss": -torch.cat(learnt).mean()}
-
-            return dict(self.learner.step(_sequences(rows), mean, "cross_entropy"))
-        references = torch.stack(self._reference_logps(places), dim=1)
-        terms = partial(
-            self._pair_terms, self.recipe, references=references, gains=[row.gain for row in rows]
-        )
-        return dict(
-            self.learner.step(_sequences(rows), lambda logps: terms((logps[::2], logps[1::2])))
-        )
-
-    def _reference_logps(self, places: Sequence[int]) -> list[Tensor]:
-        """Return the summed log-probabilities of pairs under the initial weights; they are computed once per pair."""
-        if new := [place for place in places if place not in self._references]:
-            logps = self.learner.initial_logps(_sequences([self.tasks[place] for place in new]))
+    def _reference_logps(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return summed log-probabilities of pairs under the initial weights, computed once."""
+        new = [i for i in indices if i not in self._references]
+        if new:
+            logps = self.learner.initial_logps(_sequences([self.tasks[i] for i in new]))
             sums = torch.stack([row.sum() for row in logps]).view(-1, 2)
             self._references.update(zip(new, sums, strict=True))
-        return [self._references[place] for place in places]
+        return [self._references[i] for i in indices]
+
+
+def _mean_loss(rows: Sequence[Encoded], logps: list[Tensor]) -> dict[str, Tensor]:
+    """Return the negative mean over the target tokens of a step."""
+    learnt = []
+    for logp, row in zip(logps, rows, strict=True):
+        learnt.append(logp if row.learns_end else logp[:-1])
+    return {"loss": -torch.cat(learnt).mean()}
 
 
 def _sequences(examples: Sequence[Encoded]) -> list[tuple[Ids, Ids]]:
-    return [(example.prompt, ids) for example in examples for ids in example.completions]
+    sequences: list[tuple[Ids, Ids]] = []
+    for example in examples:
+        sequences += [(example.prompt, completion) for completion in example.completions]
+    return sequences

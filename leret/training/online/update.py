@@ -1,7 +1,8 @@
 """Policy updates from batches of completions with advantages.
 
-On a CPU, the completions of a group share one forward pass over their prompt. With several processes, each runs the
-model on its share of the completions, and log-probabilities and gradients are added up.
+On a CPU, the completions of a group share one forward pass over their prompt. With several
+processes, each runs the model on its share of the completions, and log-probabilities and gradients
+are added up.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ DIFFERENCE = "sampling/sampling_logp_difference"
 """Prefix of the logged figures of |log p sampler - log p trainer| per token."""
 
 LOGGED = {
-    "loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio", "kl": "kl",
-    "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg",
-}  # fmt: skip
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "clipped": "clip_ratio/region_mean",
+    "ratio": "val/ratio",
+    "kl": "kl",
+    "policy_loss": "loss/policy_avg",
+    "value_loss": "loss/value_avg",
+}
 """Name in the log of each metric of an update."""
 
 
@@ -55,8 +61,10 @@ class RolloutBatch:
     Attributes:
         sequences: prompt and completion ids; completions of one prompt are adjacent.
         groups: (n,) index of each completion's state.
-        old_logps: log-probabilities under the sampling policy; None means that the policy has not changed since.
-        sampler_logps: log-probabilities that the sampler computed, at temperature 1; NaN where it sent none.
+        old_logps: log-probabilities under the sampling policy; None means that the policy has not
+            changed since.
+        sampler_logps: log-probabilities that the sampler computed, at temperature 1; NaN where it
+            sent none.
         reference: log-probabilities under the initial policy; None without a KL penalty.
         values: token values before the update; None without a value head.
         returns: targets for the values.
@@ -82,7 +90,8 @@ class RolloutBatch:
     ) -> RolloutBatch:
         """Return a batch whose advantages are 0 and whose tensors are on the device of ``groups``.
 
-        ``logps`` holds the sampler's log-probabilities of each completion, which may lack the last tokens.
+        ``logps`` holds the sampler's log-probabilities of each completion, which may lack the last
+        tokens.
         """
         lengths = torch.tensor(
             [len(completion) for _, completion in sequences], device=groups.device
@@ -108,31 +117,39 @@ class RolloutBatch:
             "returns",
             "sampler_logps",
         )
-        tables = {
-            name: table[index, :width]
-            for name in names
-            if (table := getattr(self, name)) is not None
-        }
+        tables = {}
+        for name in names:
+            table = getattr(self, name)
+            if table is not None:
+                tables[name] = table[index, :width]
         sequences = [self.sequences[i] for i in index.tolist()]
         return replace(self, sequences=sequences, groups=self.groups[index], **tables)
 
     def counted(self, round_tokens: float | None, has_other_terms: bool) -> RolloutBatch | None:
-        """Return the completions that affect a step's loss, with the step's counts; None if there are none.
+        """Return the completions that affect a step's loss, with the step's counts.
+
+        Return None if there are none.
 
         Advantages of 0 do not affect the loss, unless it has terms other than the policy loss.
         """
-        n_sequences, n_tokens = len(self.sequences), float(self.mask.sum())
+        n_tokens = float(self.mask.sum())
         learnt = self.advantages.abs().sum(1).nonzero()[:, 0]
         if not has_other_terms and not len(learnt):
             return None
         batch = self if has_other_terms else self.rows(learnt)
-        shares = n_tokens if round_tokens is None else round_tokens
-        return replace(
-            batch, counts=StepCounts(n_sequences, n_tokens, shares, float(batch.mask.sum()))
+        counts = StepCounts(
+            sequences=len(self.sequences),
+            tokens=n_tokens,
+            round_tokens=n_tokens if round_tokens is None else round_tokens,
+            learnt_tokens=float(batch.mask.sum()),
         )
+        return replace(batch, counts=counts)
 
     def sampler_difference(self, logps: Tensor) -> Tensor:
-        """Return log-probabilities at temperature 1 minus the sampler's, (n, width); 0 where the sampler sent none."""
+        """Return log-probabilities at temperature 1 minus the sampler's, (n, width).
+
+        The difference is 0 where the sampler sent none.
+        """
         assert self.sampler_logps is not None
         return (logps - self.sampler_logps).nan_to_num(nan=0.0) * self.mask
 
@@ -153,7 +170,7 @@ class RolloutBatch:
         return losses.sum() / self.counts.sequences
 
     def token_mean(self, table: Tensor) -> Tensor:
-        """Return this micro-batch's share of the step's mean over the tokens that affect the loss."""
+        """Return this micro-batch's share of the mean over the tokens that affect the loss."""
         assert self.counts is not None
         return (table * self.mask).sum() / self.counts.learnt_tokens
 
@@ -175,8 +192,9 @@ def penalized(
 ) -> dict[str, Tensor]:
     """Return ``loss`` (policy loss plus KL penalty minus entropy bonus) and its terms.
 
-    The KL estimate is multiplied by the ratio to the sampling policy, which makes the gradient unbiased, as in
-    DeepSeek-V3.2 (arXiv 2512.02556) and TRL. The GRPO paper (arXiv 2402.03300, eq. 4) omits the ratio.
+    The KL estimate is multiplied by the ratio to the sampling policy, which makes the gradient
+    unbiased, as in DeepSeek-V3.2 (arXiv 2512.02556) and TRL. The GRPO paper (arXiv 2402.03300, eq.
+    4) omits the ratio.
     """
     assert batch.old_logps is not None
     ratio = (now.logps - batch.old_logps).exp() * batch.mask
@@ -197,7 +215,8 @@ def load_trainable(
 ) -> tuple[Any, Any]:
     """Return the policy on ``device``, with a new adapter if ``lora`` is set, and its tokenizer."""
     model, tokenizer = load_for_training(initial, lora, dtype)
-    if (adapter := new_adapter(lora, model)) is not None:
+    adapter = new_adapter(lora, model)
+    if adapter is not None:
         from peft import get_peft_model
 
         model = get_peft_model(model, adapter)
@@ -208,9 +227,10 @@ def load_trainable(
 
 
 class Reference:
-    """Initial policy during training: the base without the trained adapter, or, for full weights, a copy of the model.
+    """Initial policy during training: the base without the adapter, or a copy of full weights.
 
-    If training continues an adapter, the base also loads the initial adapter under another name, as the reference.
+    If training continues an adapter, the base also loads the initial adapter under another name, as
+    the reference.
     """
 
     def __init__(self, model: Any, initial: InitialPolicy, lora: LoraSettings | None) -> None:
@@ -238,27 +258,38 @@ class Reference:
 
 
 class Update:
-    """Takes optimizer steps on a model; the recipe must have the keys that the optimizer and objective read."""
+    """Takes optimizer steps on a model.
+
+    The recipe must have the keys that the optimizer and objective read.
+    """
 
     def __init__(
-        self, model: Any, pad: int, recipe: Any, objective: Objective, *, temperature: float = 1.0,
+        self,
+        model: Any,
+        pad: int,
+        recipe: Any,
+        objective: Objective,
+        *,
+        temperature: float = 1.0,
         reference: Reference | None = None,
-    ) -> None:  # fmt: skip
-        self.model, self.recipe, self.objective = model, recipe, objective
-        self.temperature, self.reference, self._pad = temperature, reference, pad
+    ) -> None:
+        self.model = model
+        self.recipe = recipe
+        self.objective = objective
+        self.temperature = temperature
+        self.reference = reference
+        self._pad = pad
         self.device = next(model.parameters()).device
         inner = model.get_base_model() if hasattr(model, "peft_config") else model
-        copies = [] if reference is None or reference.copy is None else [reference.copy]
-        self._packed = self.device.type == "cpu" and False not in [
-            share_prompts(one) for one in (model, *copies)
-        ]
+        self._packed = self.device.type == "cpu" and share_prompts(model)
+        if self._packed and reference is not None and reference.copy is not None:
+            share_prompts(reference.copy)  # of the same type as the model
         self.value_head: torch.nn.Linear | None = None
         self._hidden: Tensor | None = None
         self._mismatch: list[tuple[Tensor, Tensor]] = []
         if objective.has_values:
-            size = inner.get_output_embeddings().weight.shape[
-                1
-            ]  # differs from hidden_size in OPT-350m
+            # The size differs from hidden_size in OPT-350m.
+            size = inner.get_output_embeddings().weight.shape[1]
             self.value_head = torch.nn.Linear(size, 1, device=self.device)
             torch.nn.init.zeros_(self.value_head.weight)
             torch.nn.init.zeros_(self.value_head.bias)
@@ -270,18 +301,15 @@ class Update:
         weights = {
             name: weight for name, weight in self.model.named_parameters() if weight.requires_grad
         }
-        head = (
-            {}
-            if self.value_head is None
-            else dict(self.value_head.named_parameters(prefix="value_head"))
-        )
-        return weights | head
+        if self.value_head is not None:
+            weights |= self.value_head.named_parameters(prefix="value_head")
+        return weights
 
     @torch.no_grad()
     def evaluate(
         self, batch: RolloutBatch, *, reference: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return each token's log-probability, and the value of the state before it (None without a value head)."""
+        """Return each token's log-probability, and the value before it (None without a value head)."""
         self.model.eval()
         logps, values = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
         for index in self._micro_batches(batch):
@@ -302,21 +330,19 @@ class Update:
     ) -> dict[str, float]:
         """Take one optimizer step, with ``beta`` as the weight of the KL penalty in the loss.
 
-        ``round_tokens`` is the round's token count divided by its number of steps; None means the batch's token count.
-        Return batch means (``loss``, ``grad_norm``, the objective's terms). If all advantages are 0 and the loss has no
-        other term, return an empty dict and leave the weights unchanged.
+        ``round_tokens`` is the round's token count divided by its number of steps; None means the
+        batch's token count. Return batch means (``loss``, ``grad_norm``, the objective's terms). If
+        all advantages are 0 and the loss has no other term, return an empty dict and leave the
+        weights unchanged.
 
         Raises:
             TrainingError: the loss or the gradient norm is not finite.
         """
-        counted = batch.counted(
-            round_tokens, bool(beta or self.recipe.entropy_coef or self.value_head is not None)
-        )
-        return (
-            {}
-            if counted is None
-            else take_step(self.optimizer, self._terms(counted, beta), self.recipe)
-        )
+        has_other_terms = bool(beta or self.recipe.entropy_coef or self.value_head is not None)
+        counted = batch.counted(round_tokens, has_other_terms)
+        if counted is None:
+            return {}
+        return take_step(self.optimizer, self._terms(counted, beta), self.recipe)
 
     def _terms(self, batch: RolloutBatch, beta: float) -> Iterator[dict[str, Tensor]]:
         for index in self._micro_batches(batch):
@@ -328,16 +354,17 @@ class Update:
             yield self.objective.loss(self.recipe, rows, now, beta)
 
     def mismatch(self) -> dict[str, float]:
-        """Return how far the log-probabilities before the update were from the sampler's, since the last call.
+        """Return how far log-probabilities before updates were from the sampler's, since the last call.
 
-        The figures have TRL's names. With several processes, they are of this process's completions. A step that
-        needs no earlier forward pass compares only the completions that affect its loss.
+        The figures have TRL's names. With several processes, they are of this process's
+        completions. A step that needs no earlier forward pass compares only the completions that
+        affect its loss.
         """
-        pairs, self._mismatch = self._mismatch, []
-        if not pairs:
+        if not self._mismatch:
             return {}
-        tokens = torch.cat([tokens for tokens, _ in pairs])
-        ratios = torch.cat([ratios for _, ratios in pairs])
+        tokens = torch.cat([tokens for tokens, _ in self._mismatch])
+        ratios = torch.cat([ratios for _, ratios in self._mismatch])
+        self._mismatch = []
         return {
             f"{DIFFERENCE}/mean": float(tokens.mean()),
             f"{DIFFERENCE}/max": float(tokens.max()),
@@ -362,22 +389,16 @@ class Update:
                 return self._forward(initial, batch)
         from accelerate.utils import send_to_device
 
-        inputs = send_to_device(
-            collate(batch.sequences, self._pad, packed=self._packed), self.device
-        )
+        device = self.device
+        inputs = collate(batch.sequences, self._pad, packed=self._packed)
+        inputs = send_to_device(inputs, device)
         del inputs["completion_mask"]
-        starts = [0 if self._packed else len(prompt) - 1 for prompt, _ in batch.sequences]
-        width = batch.mask.shape[1]
-        places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(
-            width, device=self.device
-        )
-        places = places.clamp(max=inputs["input_ids"].shape[1] - 2)
-        rows = torch.arange(len(starts), device=self.device)[:, None]
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.recipe.dtype == "bfloat16"
-        ):
-            logits = model(**inputs, use_cache=False).logits[rows, places].float()
-        ids = inputs["input_ids"][rows, places + 1, None]
+        rows = torch.arange(len(batch.sequences), device=device)[:, None]
+        columns = self._columns(batch).clamp(max=inputs["input_ids"].shape[1] - 2)
+        half = self.recipe.dtype == "bfloat16"
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            logits = model(**inputs, use_cache=False).logits[rows, columns].float()
+        ids = inputs["input_ids"][rows, columns + 1, None]
         raw = None
         if batch.sampler_logps is not None and not reference:
             raw = _token_logps(logits, ids)
@@ -385,18 +406,26 @@ class Update:
         logps = logits.log_softmax(-1).gather(-1, ids)[..., 0]
         values = None
         if self.value_head is not None and self._hidden is not None:
-            values = self.value_head(self._hidden[rows, places].float())[..., 0]
+            hidden = self._hidden[rows, columns].float()
+            values = self.value_head(hidden)[..., 0] * batch.mask
         self._hidden = None
-        return Forward(
-            logits, logps * batch.mask, None if values is None else values * batch.mask, raw
-        )
+        return Forward(logits, logps * batch.mask, values, raw)
+
+    def _columns(self, batch: RolloutBatch) -> Tensor:
+        """Return the positions (n, width) that predict the tokens of each completion."""
+        steps = torch.arange(batch.mask.shape[1], device=self.device)
+        if self._packed:
+            return steps.expand(len(batch.sequences), -1)
+        starts = [len(prompt) - 1 for prompt, _ in batch.sequences]
+        return torch.tensor(starts, device=self.device)[:, None] + steps
 
     def _micro_batches(self, batch: RolloutBatch) -> Sequence[Tensor]:
         """Return the indices of each micro-batch of this process."""
-        mine = torch.tensor(
-            share(len(batch.sequences)), dtype=torch.long, device=batch.groups.device
-        )
-        return mine.split(self.recipe.per_device_train_batch_size) if len(mine) else ()
+        indices = share(len(batch.sequences))
+        if not indices:
+            return ()
+        mine = torch.tensor(indices, dtype=torch.long, device=batch.groups.device)
+        return mine.split(self.recipe.per_device_train_batch_size)
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
         self._hidden = output.last_hidden_state
@@ -404,7 +433,10 @@ class Update:
 
 @torch.no_grad()
 def _token_logps(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the (n, width) log-probabilities of ``ids``; row by row, which needs no second table of all logits."""
+    """Return the (n, width) log-probabilities of ``ids``.
+
+    It works row by row, which needs no second table of all logits.
+    """
     chosen = logits.gather(-1, ids)[..., 0]
     return chosen - torch.stack([row.logsumexp(-1) for row in logits])
 
@@ -412,7 +444,9 @@ def _token_logps(logits: Tensor, ids: Tensor) -> Tensor:
 def take_step(
     optimizer: torch.optim.Optimizer, micro_batches: Iterable[Mapping[str, Tensor]], recipe: Any
 ) -> dict[str, float]:
-    """Take one optimizer step on the sum of the micro-batches' ``loss``; return all summed terms and ``grad_norm``.
+    """Take one optimizer step on the sum of the micro-batches' ``loss``.
+
+    Return all summed terms and ``grad_norm``.
 
     Raise `TrainingError` if the loss or the gradient norm is not finite.
     """
@@ -423,7 +457,9 @@ def take_step(
         for name, value in terms.items():
             sums[name] = sums.get(name, 0.0) + float(value.detach())
     sums = add_up_figures(sums)
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    weights: list[torch.nn.Parameter] = []
+    for group in optimizer.param_groups:
+        weights += group["params"]
     add_up_gradients(weights)
     norm = float(torch.nn.utils.clip_grad_norm_(weights, recipe.max_grad_norm))
     if not math.isfinite(sums["loss"] + norm):
@@ -435,7 +471,7 @@ def take_step(
 
 
 def make_optimizer(recipe: Any, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer in transformers for the recipe's ``optim``, ``learning_rate``, ``adam_beta1`` etc."""
+    """Return the optimizer in transformers for the recipe's ``optim``, ``learning_rate`` etc."""
     from transformers import Trainer, TrainingArguments
 
     names = ("optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -448,19 +484,22 @@ def make_optimizer(recipe: Any, weights: Iterable[torch.nn.Parameter]) -> torch.
 
 
 def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int) -> Any:
-    """Return a learning rate schedule over ``n`` steps; with ``min_lr_rate``, it ends at this share of the peak."""
+    """Return a learning rate schedule over ``n`` steps.
+
+    With ``min_lr_rate``, it ends at this share of the peak.
+    """
     from transformers import get_scheduler
 
-    warmup, floor = (
-        recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n),
-        getattr(recipe, "min_lr_rate", 0.0),
-    )
-    name = f"{recipe.lr_scheduler_type}_with_min_lr" if floor else recipe.lr_scheduler_type
-    more = {"min_lr_rate": floor} if floor else None
+    name: str = recipe.lr_scheduler_type
+    more = None
+    floor = getattr(recipe, "min_lr_rate", 0.0)
+    if floor:
+        name = f"{name}_with_min_lr"
+        more = {"min_lr_rate": floor}
     return get_scheduler(
         name,
         optimizer,
-        num_warmup_steps=warmup,
+        num_warmup_steps=recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n),
         num_training_steps=n,
         scheduler_specific_kwargs=more,
     )
