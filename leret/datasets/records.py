@@ -70,9 +70,9 @@ class Problems:
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:
             self._times[fault] += 1
-            places = self._faults.setdefault(fault, [])
-            if len(places) < _PLACES:
-                places.append(place)
+            first_places = self._faults.setdefault(fault, [])
+            if len(first_places) < _PLACES:
+                first_places.append(place)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:

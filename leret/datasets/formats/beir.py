@@ -133,7 +133,7 @@ def _only(folder: Path, names: list[str]) -> Path | None:
 
     DataError if there are two.
     """
-    files = []
+    files: list[Path] = []
     for name in names:
         paths = [folder / f"{name}{suffix}" for suffix in ("", ".gz", ".zst", ".bz2")]
         files += [path for path in paths if path.is_file()]
