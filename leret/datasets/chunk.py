@@ -1,7 +1,7 @@
 """Split documents into chunks of limited length at sentence ends, for `leret data chunk`.
 
-A chunk has the id ``doc#i`` (``i`` from 0), its document's title, and the document's id as ``parent``. The texts of a
-document's chunks contain all its words, in order.
+A chunk has the id ``doc#i`` (``i`` from 0), its document's title, and the document's id as
+``parent``. The texts of a document's chunks contain all its words, in order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ Count = Callable[[Sequence[str]], list[int]]
 _SENTENCE_END = re.compile(
     r"""(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St)\.)(?<!\bMrs\.)["'”’)\]]*\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*"""
 )
-_WORD_END, _CHARACTER_END = re.compile(r"\s+"), re.compile(r"(?<=.)", re.DOTALL)
+_WORD_END = re.compile(r"\s+")
+_CHARACTER_END = re.compile(r"(?<=.)", re.DOTALL)
 
 
 def write_chunks(corpus: Corpus, out: Path, size: int, count: Count, header: str = "") -> int:
-    """Write the chunks of a corpus as JSON lines, and return their number. For the arguments, see `chunks_of`."""
+    """Write the chunks of a corpus as JSON lines, and return their number.
+
+    For the arguments, see `chunks_of`.
+    """
     try:
         header.format(title="", doc_id="")
     except (LookupError, ValueError, AttributeError) as error:
@@ -39,7 +43,8 @@ def write_chunks(corpus: Corpus, out: Path, size: int, count: Count, header: str
     with atomic_file(out) as file:
         for document in corpus.values():
             for chunk in chunks_of(document, size, count, header):
-                file.write(storable(json.dumps(asdict(chunk), ensure_ascii=False)) + "\n")
+                line = json.dumps(asdict(chunk), ensure_ascii=False)
+                file.write(storable(line) + "\n")
                 n += 1
     return n
 
@@ -49,17 +54,21 @@ def chunks_of(document: Document, size: int, count: Count, header: str = "") -> 
 
     Args:
         document: a document, or a chunk to split again.
-        size: maximum length of title, header and text together, because retrievers read all of them. The text gets at
-            least half of it, even after a long title.
+        size: maximum length of title, header and text together, because retrievers read all of
+            them. The text gets at least half of it, even after a long title.
         count: function that measures texts.
-        header: template with ``{title}`` and ``{doc_id}`` for the first line of each chunk's text; empty for none.
+        header: template with ``{title}`` and ``{doc_id}`` for the first line of each chunk's text;
+            empty for none.
     """
     head = header.format(title=document.title, doc_id=document.doc_id).strip()
-    room = max(size - sum(count([document.title, head])), size // 2)
+    used = sum(count([document.title, head]))
+    room = max(size - used, size // 2)
     parent = document.parent or document.doc_id
     for i, (start, end) in enumerate(_spans(document.text, room, count)):
-        text = "\n".join(filter(None, [head, document.text[start:end].strip()]))
-        yield replace(document, doc_id=f"{document.doc_id}#{i}", text=text, parent=parent)
+        doc_id = f"{document.doc_id}#{i}"
+        body = document.text[start:end].strip()
+        text = "\n".join(filter(None, [head, body]))
+        yield replace(document, doc_id=doc_id, text=text, parent=parent)
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -70,8 +79,8 @@ def words(texts: Sequence[str]) -> list[int]:
 def tokens_of(tokenizer: str) -> Count:
     """Return a function that counts tokens, without special tokens.
 
-    ``tokenizer`` is a directory with tokenizer.json, the name of a policy that ships with leret, or a model's name on
-    the Hugging Face hub. ConfigError if it has no tokenizer.json.
+    ``tokenizer`` is a directory with tokenizer.json, the name of a policy that ships with leret, or
+    a model's name on the Hugging Face hub. ConfigError if it has no tokenizer.json.
     """
     tokenizers = import_optional("tokenizers", "tokenizers", "train")
     name = str(policy_path(tokenizer)) if tokenizer in POLICIES else tokenizer
@@ -83,37 +92,54 @@ def tokens_of(tokenizer: str) -> Count:
     model = tokenizers.Tokenizer.from_file(str(path))
     model.no_truncation()
     model.no_padding()
-    return lambda texts: [
-        len(one) for one in model.encode_batch(list(map(storable, texts)), add_special_tokens=False)
-    ]
+
+    def count(texts: Sequence[str]) -> list[int]:
+        valid_texts = [storable(text) for text in texts]
+        encodings = model.encode_batch(valid_texts, add_special_tokens=False)
+        return [len(encoding) for encoding in encodings]
+
+    return count
 
 
 def _spans(text: str, room: int, count: Count) -> list[tuple[int, int]]:
-    """Return each chunk's start and end: as many sentences as fit; longer sentences split at words or characters."""
+    """Return each chunk's start and end: as many sentences as fit.
+
+    Sentences that are too long are split at words or characters.
+    """
 
     def length(spans: Sequence[tuple[int, int]]) -> list[int]:
         return count([text[start:end].strip() for start, end in spans])
 
     units = [(0, len(text))]
     for ends in (_SENTENCE_END, _WORD_END, _CHARACTER_END):
-        pairs = zip(units, length(units), strict=True)
-        units = [
-            part for unit, n in pairs for part in (_split(text, unit, ends) if n > room else [unit])
-        ]
-    lengths, spans, first = length(units), [], 0
+        parts: list[tuple[int, int]] = []
+        for unit, n in zip(units, length(units), strict=True):
+            if n > room:
+                parts += _split(text, unit, ends)
+            else:
+                parts.append(unit)
+        units = parts
+    lengths = length(units)
+    spans = []
+    first = 0
     while first < len(units):
-        last, total = first + 1, lengths[first]
+        last = first + 1
+        total = lengths[first]
         while last < len(units) and total + lengths[last] <= room:
             total += lengths[last]
             last += 1
+        span = (units[first][0], units[last - 1][1])
         # A tokenizer may need more tokens for a text than for its parts.
-        while last > first + 1 and length([(units[first][0], units[last - 1][1])])[0] > room:
+        while last > first + 1 and length([span])[0] > room:
             last -= 1
-        spans.append((units[first][0], units[last - 1][1]))
+            span = (units[first][0], units[last - 1][1])
+        spans.append(span)
         first = last
     return spans
 
 
 def _split(text: str, span: tuple[int, int], ends: re.Pattern[str]) -> list[tuple[int, int]]:
-    places = [span[0], *(match.end() for match in ends.finditer(text, *span)), span[1]]
-    return [(start, end) for start, end in pairwise(places) if text[start:end].strip()]
+    first, last = span
+    cuts = [match.end() for match in ends.finditer(text, first, last)]
+    spans = pairwise([first, *cuts, last])
+    return [(start, end) for start, end in spans if text[start:end].strip()]

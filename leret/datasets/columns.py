@@ -1,4 +1,4 @@
-"""Columns of the user's files: rename them to leret's fields (`data.fields`), and guess the mapping."""
+"""Columns of the user's files: rename them to leret's fields (`data.fields`), and guess them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _DOCUMENT_NAMES = {
     "text": rf"([a-z]+_)?(text|body|contents?)|{_PAGE}_?(text|body|contents?)?|abstract",
     "doc_id": rf"({_PAGE}_?)?(u?id|no)|([a-z]+_)?{_ID}|pid|ref(erence)?(_{_ID})?",
 }
-"""Regular expressions for column names in snake case, by leret's field name. The first matching column is used."""
+"""Regular expressions for column names in snake case, by leret's field name.
+
+The first matching column is used.
+"""
 _ALIASES = {"question": {"query", "inputs"}, "answer": {"answers"}, "doc_id": {"_id", "id"}}
 _MISSING = {
     "question": "field 'question' or 'query' is missing",
@@ -38,13 +41,10 @@ _MISSING = {
     "doc_id": "field 'doc_id', '_id' or 'id' is missing",
     "text": "field 'text' is missing",
 }
-_PARTS = (
-    re.compile(r"[^|;,\[\]'\"]+"),
-    re.compile(r"[^|;,\s\[\]'\"]+"),
-)  # of a cell with several ids
-_KNOWN = (
-    0.2  # share of a column's ids that the corpus's first rows must have, for a guess by content
-)
+# parts of a cell with several ids
+_PARTS = (re.compile(r"[^|;,\[\]'\"]+"), re.compile(r"[^|;,\s\[\]'\"]+"))
+# share of a column's ids that the corpus's first rows must have, for a guess by content
+_LEAST_SHARE = 0.2
 
 Table = tuple[str, bool, Sequence[Mapping[str, Any]]]
 """The name of a file, whether it is a corpus, and its first rows."""
@@ -59,46 +59,54 @@ class Renamed(dict[str, Any]):
 def renamed(
     records: Iterable[Record], fields: FieldSettings, source: str, documents: bool
 ) -> Iterator[Record]:
-    """Yield records with leret's names for the mapped columns. DataError if a mapped column is in no record."""
+    """Yield records with leret's names for the mapped columns.
+
+    DataError if a mapped column is in no record.
+    """
     inputs = {} if documents else fields.inputs
-    columns = {
-        k: v for k, v in fields if isinstance(v, str) and (k in _DOCUMENT_NAMES) == documents
-    }
-    absent, present = {*columns.values(), *inputs.values()}, dict[str, None]()
+    columns: dict[str, str] = {}
+    for name, column in fields:
+        if isinstance(column, str) and (name in _DOCUMENT_NAMES) == documents:
+            columns[name] = column
+    absent = {*columns.values(), *inputs.values()}
+    present: dict[str, None] = {}
     for record in records:
+        row = record.value
         if absent:
-            present.update(dict.fromkeys(record.value))
+            present.update(dict.fromkeys(row))
             absent -= present.keys()
-        value = Renamed({name: cell for name, cell in record.value.items() if name not in columns})
-        value.update(
-            {
-                name: record.value[column]
-                for name, column in columns.items()
-                if column in record.value
-            }
-        )
-        value.columns = tuple(record.value)
+        value = Renamed({name: cell for name, cell in row.items() if name not in columns})
+        for name, column in columns.items():
+            if column in row:
+                value[name] = row[column]
+        value.columns = tuple(row)
         if inputs:
-            cells = {name: record.value.get(column) for name, column in inputs.items()}
-            value["inputs"] = {name: "" if cell is None else cell for name, cell in cells.items()}
+            value["inputs"] = {name: _cell(row, column) for name, column in inputs.items()}
         yield replace(record, value=value)
     for name, column in (*columns.items(), *inputs.items()):
         if column in absent:
-            near = ", ".join(map(repr, get_close_matches(column, present, len(present) or 1, 0.0)))
+            near = get_close_matches(column, present, len(present) or 1, 0.0)
+            names = ", ".join(map(repr, near))
             raise DataError(
-                f"{source}: data.fields.{name}: no column {column!r}; the columns are {near}"
+                f"{source}: data.fields.{name}: no column {column!r}; the columns are {names}"
             )
 
 
+def _cell(row: Mapping[str, Any], column: str) -> Any:
+    value = row.get(column)
+    return "" if value is None else value
+
+
 def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
-    """Return columns by leret's field name: those of ``flags``, and likely ones for fields that the files lack.
+    """Return columns by leret's field name: those of ``flags``, and likely ones for missing fields.
 
     Args:
         tables: the corpus, if there is one, and the questions.
         flags: columns by field name; None for a field that must not be guessed.
 
     Raises:
-        DataError: fields without a column, in all files, with flags of `leret init` for the most likely columns.
+        DataError: fields without a column, in all files, with flags of `leret init` for the most
+            likely columns.
     """
     columns = {field: column for field, column in flags.items() if isinstance(column, str)}
     faults: list[str] = []
@@ -110,28 +118,27 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
                 cells.setdefault(name, []).append(str(value))
         missing = _guess_by_name(cells, documents, columns, flags)
         if not documents and "relevant_doc_ids" not in {*columns, *cells, *flags}:
-            known = {*_QUESTION_NAMES, *chain(*_ALIASES.values())}
-            names = {
-                cell for cell in ids if not cell.isdigit()
-            }  # a number may be a count, a year or a row
-            likely = _likely("relevant_doc_ids", cells, {*columns.values(), *known}, names)
-            if likely in cells and _known_share(cells[likely], names) >= _KNOWN:
+            used = {*columns.values(), *_QUESTION_NAMES, *chain(*_ALIASES.values())}
+            # a number may be a count, a year or a row
+            names = {cell for cell in ids if not cell.isdigit()}
+            likely = _likely("relevant_doc_ids", cells, used, names)
+            if likely in cells and _share_of_ids(cells[likely], names) >= _LEAST_SHARE:
                 columns["relevant_doc_ids"] = likely
                 missing.pop("relevant_doc_ids", None)
         if missing:
-            present = ", ".join(map(repr, cells))
+            fault = "; ".join(missing.values())
             kind = "columns" if flags else "fields"
-            faults.append(f"{source}: {'; '.join(missing.values())}; the {kind} are {present}")
+            present = ", ".join(map(repr, cells))
+            faults.append(f"{source}: {fault}; the {kind} are {present}")
         for field in missing:
             columns.pop(field, None)
             if field in _MISSING:
                 columns[field] = _likely(field, cells, columns.values(), ids)
         ids.update(*cells.values())
     if faults:
-        ready = " ".join(
-            f"--field {field}={shlex.quote(column)}" for field, column in columns.items()
-        )
-        raise DataError("\n".join([*faults, "name the columns:", f"  {ready}"]))
+        options = [f"--field {field}={shlex.quote(column)}" for field, column in columns.items()]
+        advice = " ".join(options)
+        raise DataError("\n".join([*faults, "name the columns:", f"  {advice}"]))
     return columns
 
 
@@ -141,20 +148,26 @@ def _guess_by_name(
     columns: dict[str, str],
     flags: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Add the guesses for one file to ``columns``, and return a message for each field without a column."""
+    """Add the guesses for a file to ``columns``; return a message for each missing column."""
     missing: dict[str, str] = {}
     for field, column in columns.items():
         if (field in _DOCUMENT_NAMES) == documents and column not in cells:
             missing[field] = f"data.fields.{field}: no column {column!r}"
-    for field, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
-        if ({field} | _ALIASES.get(field, set())) & (cells.keys() | flags.keys()):
+    patterns = _DOCUMENT_NAMES if documents else _QUESTION_NAMES
+    for field, pattern in patterns.items():
+        names = {field} | _ALIASES.get(field, set())
+        if names & (cells.keys() | flags.keys()):
             continue
         likely = _by_name(field, pattern, cells, columns.values())
-        is_answered = field == "relevant_doc_ids" and {"answer", "answers"} & {*cells, *columns}
         if likely is not None:
             is_list = field == "answer" and cells[likely][0].startswith("[")  # JSON in a CSV cell
-            columns["answers" if is_list else field] = likely
-        elif field in _MISSING and not is_answered:
+            name = "answers" if is_list else field
+            columns[name] = likely
+            continue
+        has_answers = not {"answer", "answers"}.isdisjoint({*cells, *columns})
+        if field == "relevant_doc_ids" and has_answers:
+            continue
+        if field in _MISSING:
             missing[field] = _MISSING[field]
     return missing
 
@@ -164,8 +177,10 @@ def _by_name(
 ) -> str | None:
     """Return the first unused column with a name like the field; an id must be unique."""
     for column, values in cells.items():
-        is_repeated = field in ("id", "doc_id") and len(set(values)) < len(values)
-        if column not in used and not is_repeated and re.fullmatch(pattern, _snake_case(column)):
+        if column in used or not re.fullmatch(pattern, _snake_case(column)):
+            continue
+        is_unique = len(set(values)) == len(values)
+        if is_unique or field not in ("id", "doc_id"):
             return column
     return None
 
@@ -173,28 +188,36 @@ def _by_name(
 def _likely(
     field: str, cells: Mapping[str, list[str]], used: Collection[str], ids: set[str]
 ) -> str:
-    """Return the unused column that is most like a field: ids of the corpus, distinct ids, or long texts."""
+    """Return the unused column that is most like a field: by ids of the corpus, or by its texts."""
 
     def rank(column: str) -> float:
+        values = cells[column]
         if field == "relevant_doc_ids":
-            return _known_share(cells[column], ids)
-        return len(set(cells[column])) if field == "doc_id" else sum(map(len, cells[column]))
+            return _share_of_ids(values, ids)
+        if field == "doc_id":
+            return len(set(values))
+        return sum(map(len, values))
 
-    return max((column for column in cells if column not in used), key=rank, default="COLUMN")
+    unused = [column for column in cells if column not in used]
+    return max(unused, key=rank, default="COLUMN")
 
 
-def _known_share(cells: Sequence[str], ids: Container[str]) -> float:
-    """Return the mean share of ids of the corpus in a column, by the split of a cell that finds more of them."""
+def _share_of_ids(cells: Sequence[str], ids: Container[str]) -> float:
+    """Return the mean share of ids of the corpus in a column, by the better split of each cell."""
 
     def share(cell: str, pattern: re.Pattern[str]) -> float:
         parts = pattern.findall(cell)
-        return sum(part.strip() in ids for part in parts) / max(1, len(parts))
+        n_ids = sum(part.strip() in ids for part in parts)
+        return n_ids / max(1, len(parts))
 
     shares = []
     for cell in cells:
-        shares.append(max(share(cell, pattern) for pattern in _PARTS))
+        best = max(share(cell, pattern) for pattern in _PARTS)
+        shares.append(best)
     return mean(shares)
 
 
 def _snake_case(column: str) -> str:
-    return re.sub(r"[^a-z]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column).lower()).strip("_")
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column)
+    snake_case = re.sub(r"[^a-z]+", "_", words.lower())
+    return snake_case.strip("_")

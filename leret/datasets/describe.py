@@ -34,21 +34,18 @@ class DataReport:
     types: Mapping[str, int]
     hops: Mapping[int, int]  # by number of hops, 0 if unknown
     gold: Mapping[int, int]  # by number of gold documents
-    gold_coverage: (
-        float | None
-    )  # share of gold documents that the corpus has; None without corpus or gold documents
+    # share of gold documents that the corpus has; None without corpus or gold documents
+    gold_coverage: float | None
     answers: Mapping[int, int]  # by number of reference answers
-    question_words: Mapping[
-        str, float
-    ]  # minimum, median, mean and maximum; all 0 without questions
+    # minimum, median, mean and maximum; all 0 without questions
+    question_words: Mapping[str, float]
     document_words: Mapping[str, float]  # title included
     n_unused_documents: int  # documents that are gold for no task
     duplicate_questions: int  # questions with the same text as another question
     n_merged: int  # records that `data.merge_questions` merged with an earlier one
     duplicate_documents: int
-    skipped: Mapping[
-        str, int
-    ]  # bad, doubtful and left-out records of the question and corpus files, by kind
+    # bad, doubtful and left-out records of the question and corpus files, by kind
+    skipped: Mapping[str, int]
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
 
@@ -61,12 +58,27 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
     data = data.model_copy(update={"split": "all", "limit": None})
     if has_corpus(data):
         loaded = load(data)
-        tasks, corpus, problems = loaded.tasks, loaded.corpus, loaded.problems
+        tasks = loaded.tasks
+        corpus = loaded.corpus
+        problems = loaded.problems
     else:
-        tasks, corpus, problems = load_tasks(data), Corpus(()), Problems()
-    used = {doc_id for task in tasks for doc_id in task.gold}
+        tasks = load_tasks(data)
+        corpus = Corpus(())
+        problems = Problems()
+    gold: set[str] = set()
+    for task in tasks:
+        gold.update(task.gold)
     parents = corpus.parents if data.gold == "parent" else {}
-    documents = corpus.values()  # lazy: decoded one at a time
+    n_unused = 0
+    for doc_id in corpus:
+        if parents.get(doc_id, doc_id) not in gold:
+            n_unused += 1
+    document_lengths = []
+    for document in corpus.values():  # lazy: decoded one at a time
+        length = len(document.title.split()) + len(document.text.split())
+        document_lengths.append(length)
+    question_lengths = [len(task.text.split()) for task in tasks]
+    skipped = Counter(tasks.skipped) + problems.kinds
     return DataReport(
         n_documents=len(corpus),
         n_parents=len(set(corpus.parents.values())),
@@ -80,37 +92,43 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         gold=_counted(len(task.gold) for task in tasks),
         gold_coverage=mean(tasks.gold.values()) if tasks.gold else None,
         answers=_counted(len(task.answers) for task in tasks),
-        question_words=_spread([len(task.text.split()) for task in tasks]),
-        document_words=_spread(
-            [len(document.title.split()) + len(document.text.split()) for document in documents]
-        ),
-        n_unused_documents=sum(parents.get(doc_id, doc_id) not in used for doc_id in corpus),
+        question_words=_spread(question_lengths),
+        document_words=_spread(document_lengths),
+        n_unused_documents=n_unused,
         duplicate_questions=_repeated(digest(task.text) for task in tasks),
         n_merged=tasks.n_merged,
-        duplicate_documents=_repeated(digest(document.text) for document in documents),
-        skipped=dict((Counter(tasks.skipped) + problems.kinds) | problems.left_out),
+        duplicate_documents=_repeated(digest(document.text) for document in corpus.values()),
+        skipped=dict(skipped | problems.left_out),
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
     )
 
 
 def guess_fields(questions: str, corpus: str | None, flags: Mapping[str, Any]) -> dict[str, str]:
-    """Guess `data.fields` from the first rows of a question file and of its corpus, both of kind jsonl; see `guess`."""
+    """Guess `data.fields` from the first rows of a question file and of its corpus; see `guess`.
+
+    Both files are of kind jsonl.
+    """
     tables = []
-    for source, documents in (
-        [(questions, False)] if corpus is None else [(corpus, True), (questions, False)]
-    ):
-        records = islice(JSONL.rows(source, Problems()), _ROWS)
-        tables.append((source, documents, [record.value for record in records]))
+    if corpus is not None:
+        tables.append((corpus, True, _first_rows(corpus)))
+    tables.append((questions, False, _first_rows(questions)))
     return guess(tables, flags)
 
 
+def _first_rows(source: str) -> list[Mapping[str, Any]]:
+    records = JSONL.rows(source, Problems())
+    return [record.value for record in islice(records, _ROWS)]
+
+
 def _repeated(names: Iterable[str]) -> int:
-    return sum(n for n in Counter(names).values() if n > 1)
+    counts = Counter(names)
+    return sum(n for n in counts.values() if n > 1)
 
 
 def _counted(values: Iterable[Any]) -> dict[Any, int]:
-    return dict(sorted(Counter(values).items()))
+    counts = Counter(values)
+    return dict(sorted(counts.items()))
 
 
 def _spread(values: Sequence[int]) -> dict[str, float]:

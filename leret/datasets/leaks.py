@@ -1,4 +1,4 @@
-"""Leaks between training and evaluation: questions with equal ids, texts, words or gold documents."""
+"""Leaks between training and evaluation: equal ids, texts, words or gold documents."""
 
 from __future__ import annotations
 
@@ -38,30 +38,31 @@ def find_leaks(
 ) -> dict[str, Any]:
     """Compare each evaluation question with all training questions, in linear time.
 
-    Texts are equal without regard to case, punctuation, spaces and accents. Equal sets of gold documents count from two
-    documents. The reply of a dialogue is compared with all utterances of the training dialogues. ``pretrained`` are
-    results of `fingerprint`; ``unknown`` names models without a record of their texts.
+    Texts are equal without regard to case, punctuation, spaces and accents. Equal sets of gold
+    documents count from two documents. The reply of a dialogue is compared with all utterances of
+    the training dialogues. ``pretrained`` are results of `fingerprint`; ``unknown`` names models
+    without a record of their texts.
 
     Returns:
-        JSON values: the counts, the first ``examples``, and a ``verdict`` of one line. A question counts once.
+        JSON values: the counts, the first ``examples``, and a ``verdict`` of one line. A question
+        counts once.
     """
-    known: dict[str, dict[Any, str | None]] = {kind: {} for kind in _KINDS}
+    trained: dict[str, dict[Any, str | None]] = {kind: {} for kind in _KINDS}
+    gold: set[str] = set()
     for task in training:
-        for kind, key in (*_keys(task), *_utterance_keys(utterances(task))):
-            known[kind].setdefault(key, task.id)
-    known["pretraining"] = dict.fromkeys(pretrained)
-    gold = {doc_id for task in training for doc_id in task.gold}
-    pairs, n_shared = list[tuple[str, str, str | None]](), 0
+        gold.update(task.gold)
+        for kind, key in _keys(task, utterances(task)):
+            trained[kind].setdefault(key, task.id)
+    trained["pretraining"] = dict.fromkeys(pretrained)
+    leaks = []
+    n_shared = 0
     for task in evaluation:
-        keys = (*_keys(task), *_utterance_keys(utterances(task)[-1:]))
-        pair = next(
-            ((task.id, kind, known[kind][key]) for kind, key in keys if key in known[kind]), None
-        )
-        if pair is not None:
-            pairs.append(pair)
-        else:
-            n_shared += not gold.isdisjoint(task.gold)
-    by_kind = Counter(kind for _, kind, _ in pairs)
+        leak = _worst_leak(task, trained)
+        if leak is not None:
+            leaks.append(leak)
+        elif not gold.isdisjoint(task.gold):
+            n_shared += 1
+    by_kind = Counter(leak["kind"] for leak in leaks)
     result = {
         "n_questions": len(evaluation),
         "n_trained": len(training),
@@ -69,49 +70,58 @@ def find_leaks(
         "by_kind": {kind: by_kind[kind] for kind in _KINDS},
         "n_shared_gold": n_shared,
         "unknown": list(unknown),
-        "examples": [
-            {"id": one, "kind": kind, "training_id": other} for one, kind, other in pairs[:_SHOWN]
-        ],
+        "examples": leaks[:_SHOWN],
     }
     return {"verdict": _verdict(result), **result}
 
 
+def _worst_leak(
+    task: Task, trained: Mapping[str, Mapping[Any, str | None]]
+) -> dict[str, str | None] | None:
+    reply = utterances(task)[-1:]
+    for kind, key in _keys(task, reply):
+        if key in trained[kind]:
+            return {"id": task.id, "kind": kind, "training_id": trained[kind][key]}
+    return None
+
+
 def _verdict(leaks: Mapping[str, Any]) -> str:
-    n, n_shared_gold = sum(leaks["by_kind"].values()), leaks["n_shared_gold"]
+    n_questions = f"{leaks['n_questions']:,}"
     compared = f"one of {leaks['n_trained']:,} training questions"
     if leaks["n_pretrained"]:
         compared += f" or {leaks['n_pretrained']:,} texts from pretraining"
-    kinds = ", ".join(
-        f"{count:,} {_KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count
-    )
-    if n:
-        verb = "resemble" if n > 1 else "resembles"
+    n_leaks = sum(leaks["by_kind"].values())
+    if n_leaks:
+        verb = "resemble" if n_leaks > 1 else "resembles"
+        counts = [f"{n:,} {_KINDS[kind]}" for kind, n in leaks["by_kind"].items() if n]
+        kinds = ", ".join(counts)
         parts = [
-            f"look at these: {n:,} of {leaks['n_questions']:,} questions {verb} {compared}: {kinds}"
+            f"look at these: {n_leaks:,} of {n_questions} questions {verb} {compared}: {kinds}"
         ]
     else:
-        parts = [f"passed, none of {leaks['n_questions']:,} questions resembles {compared}"]
-    if n_shared_gold:
+        parts = [f"passed, none of {n_questions} questions resembles {compared}"]
+    n_shared = leaks["n_shared_gold"]
+    if n_shared:
         parts.append(
-            f"{n_shared_gold:,} share only a gold document with a training question, which is no leak"
+            f"{n_shared:,} share only a gold document with a training question, which is no leak"
         )
     if leaks["unknown"]:
-        parts.append(
-            f"not compared with the texts that {', '.join(leaks['unknown'])} learned from, which are unknown"
-        )
+        models = ", ".join(leaks["unknown"])
+        parts.append(f"not compared with the texts that {models} learned from, which are unknown")
     return "leak check: " + "; ".join(parts)
 
 
 def write_fingerprints(directory: Path, texts: Iterable[str]) -> None:
     """Record the texts that a policy learns from; the texts cannot be read back from the record."""
-    write_atomically(
-        directory / FINGERPRINTS,
-        "".join(f"{one}\n" for one in sorted(set(map(fingerprint, texts)))),
-    )
+    fingerprints = set(map(fingerprint, texts))
+    lines = [f"{value}\n" for value in sorted(fingerprints)]
+    write_atomically(directory / FINGERPRINTS, "".join(lines))
 
 
 def fingerprint(text: str) -> str:
-    """Return 16 hexadecimal digits that depend on the words of a text, not on their order, case or punctuation.
+    """Return 16 hexadecimal digits that depend on the words of a text.
+
+    They do not depend on order, case or punctuation.
 
     >>> fingerprint("Is Ed Wood older?") == fingerprint("older: is ed wood")
     True
@@ -120,26 +130,23 @@ def fingerprint(text: str) -> str:
 
 
 def _digest(words: Iterable[str]) -> str:
-    return blake2b(
-        " ".join(sorted(words)).encode("utf-8", "surrogatepass"), digest_size=8
-    ).hexdigest()
+    content = " ".join(sorted(words)).encode("utf-8", "surrogatepass")
+    return blake2b(content, digest_size=8).hexdigest()
 
 
-def _keys(task: Task) -> Iterator[tuple[str, Any]]:
+def _keys(task: Task, replies: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Yield the kinds of leaks, worst first, with a key that is equal if there is such a leak."""
     yield "id", task.id
-    if words := _words(task.text):
+    words = _words(task.text)
+    if words:
         yield "text", hash("".join(words))
         yield "words", _digest(words)
         yield "pretraining", _digest(words)
     if len(task.gold) > 1:
         yield "gold", frozenset(task.gold)
-
-
-def _utterance_keys(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    for text in texts:
-        if len(text.split()) >= _SHORT:
-            yield "reply", hash(text)
+    for reply in replies:
+        if len(reply.split()) >= _SHORT:
+            yield "reply", hash(reply)
 
 
 def _words(text: str) -> list[str]:
@@ -147,22 +154,31 @@ def _words(text: str) -> list[str]:
 
 
 def refuse_leaks(training: Sequence[Task], evaluation: Sequence[Task]) -> None:
-    """Raise a DataError if training and evaluation have ids or texts in common. Its message lists the first ids."""
-    ids, texts = {task.id for task in training}, {task.text for task in training}
+    """Raise a DataError if training and evaluation have ids or texts in common.
+
+    Its message lists the first ids.
+    """
+    ids = {task.id for task in training}
+    shared_ids = [task.id for task in evaluation if task.id in ids]
     _refuse(
-        sorted(task.id for task in evaluation if task.id in ids),
+        sorted(shared_ids),
         "are in both the training data and the evaluation split",
         "sample from split train, and evaluate on dev or test with the same seed",
     )
+    texts = {task.text for task in training}
+    with_shared_texts = [task.id for task in evaluation if task.text in texts]
     _refuse(
-        [task.id for task in evaluation if task.text in texts],
+        with_shared_texts,
         "of the evaluation split have the same text as a training question",
         "remove them from the question file",
     )
 
 
 def _refuse(ids: Sequence[str], fault: str, advice: str) -> None:
-    if ids:
-        shown = ", ".join(repr(id) for id in ids[:_SHOWN])
-        more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-        raise DataError(f"{len(ids)} questions {fault}: {shown}{more}; {advice}")
+    if not ids:
+        return
+    shown = ", ".join(map(repr, ids[:_SHOWN]))
+    n_more = len(ids) - _SHOWN
+    if n_more > 0:
+        shown += f" and {n_more} more"
+    raise DataError(f"{len(ids)} questions {fault}: {shown}; {advice}")

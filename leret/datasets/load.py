@@ -1,7 +1,7 @@
 """Load tasks and corpora.
 
-A text in the field ``relevant_doc_ids`` that is no id of the corpus may hold several ids, separated by ``|``, ``;``,
-``,`` or spaces. It is split if the corpus has all of them.
+A text in the field ``relevant_doc_ids`` that is no id of the corpus may hold several ids, separated
+by ``|``, ``;``, ``,`` or spaces. It is split if the corpus has all of them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,15 @@ class Loaded:
     """Loaded tasks, and the faults of skipped records."""
 
     items: tuple[Task, ...]  # in file order, or in hash order with `data.limit` or `data.part`
-    skipped: Mapping[str, int] = field(
-        default_factory=dict
-    )  # number of skipped and doubtful records by kind
+    # number of skipped and doubtful records by kind
+    skipped: Mapping[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] = ()  # first faults, one line each
-    held_out: frozenset[str] = (
-        frozenset()
-    )  # ids of all test tasks, and of other tasks with the same text
-    gold: Mapping[str, bool] = field(
-        default_factory=dict
-    )  # gold documents of all splits: True if in the corpus
-    n_merged: int = (
-        0  # records of all splits that `data.merge_questions` merged with an earlier one
-    )
+    # ids of all test tasks, and of other tasks with the same text
+    held_out: frozenset[str] = frozenset()
+    # gold documents of all splits: True if in the corpus
+    gold: Mapping[str, bool] = field(default_factory=dict)
+    # records of all splits that `data.merge_questions` merged with an earlier one
+    n_merged: int = 0
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -63,9 +59,13 @@ class Data:
 
 
 def load(data: DataSettings) -> Data:
-    """Load tasks with their corpus, and check every gold id. DataError if a file does not fit `data.kind`."""
+    """Load tasks with their corpus, and check every gold id.
+
+    DataError if a file does not fit `data.kind`.
+    """
     corpus, problems = _read_corpus(data)
-    return Data(load_tasks(data, corpus, corpus.parents), corpus, problems)
+    tasks = load_tasks(data, corpus, corpus.parents)
+    return Data(tasks, corpus, problems)
 
 
 def load_tasks(
@@ -73,18 +73,23 @@ def load_tasks(
     corpus: Collection[str] | None = None,
     parents: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Load at most `data.limit` tasks of `data.split`. A larger limit keeps the tasks of a smaller one.
+    """Load at most `data.limit` tasks of `data.split`.
 
-    Questions in split train or dev with the same text as a test question are left out and counted in ``skipped``.
-    With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. ``parents`` maps the corpus's
-    chunks to their parents; `data.gold: parent` needs ``corpus`` and ``parents``. An empty split is a DataError.
+    A larger limit keeps the tasks of a smaller one.
+
+    Questions in split train or dev with the same text as a test question are left out and counted
+    in ``skipped``. With a ``corpus``, every gold id must be in the corpus, up to Unicode
+    normalisation. ``parents`` maps the corpus's chunks to their parents; `data.gold: parent` needs
+    ``corpus`` and ``parents``. An empty split is a DataError.
     """
     source = _source(data)
     problems = Problems()
     sizes: Counter[str] = Counter()
-    test, others = dict[str, int](), dict[str, int]()  # hash of the text, by id
+    test_texts: dict[str, int] = {}  # hash of the text, by id
+    training_texts: dict[str, int] = {}  # the same for train and dev
     gold: dict[str, bool] = {}
-    all_tasks, n_merged = _tasks(data, problems, corpus, parents or {}, gold), 0
+    all_tasks = _tasks(data, problems, corpus, parents or {}, gold)
+    n_merged = 0
     if data.merge_questions:
         all_tasks, n_merged = _merged(all_tasks)
 
@@ -92,34 +97,41 @@ def load_tasks(
         for task in all_tasks:
             name = split_name(task, data.seed)
             sizes[name] += 1
-            (test if name == "test" else others)[task.id] = hash(task.text)
+            texts = test_texts if name == "test" else training_texts
+            texts[task.id] = hash(task.text)
             if data.split in ("all", name):
                 yield task
 
-    chosen = limited(
-        of_split(), data.limit, data.seed, data.part
-    )  # reads all records, to find all faults
+    # reads all records, to find all faults
+    chosen = limited(of_split(), data.limit, data.seed, data.part)
     problems.check(source, data.skip_invalid, sizes.total() > 0)
-    tested = set(test.values())
-    duplicates = {id for id, text in others.items() if text in tested}
-    tasks = tuple(task for task in chosen if data.split == "all" or task.id not in duplicates)
+    tested = set(test_texts.values())
+    duplicates = {id for id, text in training_texts.items() if text in tested}
+    tasks = chosen
+    if data.split != "all":
+        tasks = tuple(task for task in chosen if task.id not in duplicates)
+    n_dropped = len(chosen) - len(tasks)
     if not tasks:
-        splits = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none"
-        dropped = f" ({len(chosen)} left out: same text as in split test)" if chosen else ""
+        counts = [f"{n} in {name}" for name, n in sorted(sizes.items())]
+        splits = ", ".join(counts) or "none"
+        dropped = f" ({n_dropped} left out: same text as in split test)" if n_dropped else ""
         raise DataError(
             f"{source}: no question in split {data.split}{dropped}; available: {splits}"
         )
-    skipped = dict(problems.skipped) | (
-        {_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {}
-    )
-    return Loaded(
-        tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), gold, n_merged
-    )
+    skipped = dict(problems.skipped)
+    if n_dropped:
+        skipped[_DUPLICATE] = n_dropped
+    held_out = frozenset(test_texts.keys() | duplicates)
+    return Loaded(tasks, skipped, tuple(problems.shown), held_out, gold, n_merged)
 
 
 def load_corpus(data: DataSettings) -> Corpus:
-    """Load the documents of `data.corpus`, or else of the question file. DataError if there are none."""
-    return _read_corpus(data)[0]
+    """Load the documents of `data.corpus`, or else of the question file.
+
+    DataError if there are none.
+    """
+    corpus, _ = _read_corpus(data)
+    return corpus
 
 
 def has_corpus(data: DataSettings) -> bool:
@@ -128,22 +140,28 @@ def has_corpus(data: DataSettings) -> bool:
 
 
 def split_name(task: Task, seed: int = 0) -> str:
-    """Return the task's split: the data set's own split, or else the split by hash of the task's id."""
+    """Return the task's split: the data set's split, or else the split by hash of the task's id."""
     return task.split or split_of(task.id, seed)
 
 
 def limited(
     tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None
 ) -> tuple[Task, ...]:
-    """Return part I/N of the first ``limit`` tasks in hash order of ids; all in file order if both are None."""
+    """Return part I/N of the first ``limit`` tasks in hash order of ids.
+
+    If both are None, return all tasks in file order.
+    """
 
     def rank(task: Task) -> int:
         return rank_of(task.id, seed, "limit")
 
-    if part is None:
-        return tuple(tasks if limit is None else heapq.nsmallest(limit, tasks, key=rank))
-    index, count = map(int, part.split("/"))
-    return tuple(sorted(tasks, key=rank)[:limit][index::count])
+    if part is not None:
+        index, count = map(int, part.split("/"))
+        first = sorted(tasks, key=rank)[:limit]
+        return tuple(first[index::count])
+    if limit is not None:
+        tasks = heapq.nsmallest(limit, tasks, key=rank)
+    return tuple(tasks)
 
 
 def _tasks(
@@ -160,42 +178,41 @@ def _tasks(
         raise DataError(
             "data.gold is parent, but there is no corpus with the chunks; set data.corpus"
         )
-    ids: Container[str] = (
-        {parents.get(one, one) for one in corpus or ()} if by_parent else corpus or ()
-    )
-    hint = (
-        "; if gold documents are parents of its chunks, set data.gold: parent"
-        if parents and not by_parent
-        else ""
-    )
+    ids: Container[str] = corpus or ()
+    hint = ""
+    if by_parent:
+        ids = {parents.get(doc_id, doc_id) for doc_id in corpus or ()}
+    else:
+        if parents:
+            hint = "; if gold documents are parents of its chunks, set data.gold: parent"
+        parents = {}
     for record, task in reader_of(data.kind).tasks(data, problems):
         with problems.at(record.place):
-            words = hash(task.text) if data.merge_questions else record.number
-            first, words_of_first = seen.setdefault(task.id, (record.number, words))
-            if words != words_of_first:
-                advice = (
-                    ""
-                    if data.merge_questions
-                    else "; data.merge_questions: true merges equal questions"
-                )
-                fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
+            content = hash(task.text) if data.merge_questions else record.number
+            first, first_content = seen.setdefault(task.id, (record.number, content))
+            if content != first_content:
+                fault = f"duplicate id {task.id!r}, first used at line or item {first}"
+                if not data.merge_questions:
+                    fault += "; data.merge_questions: true merges equal questions"
                 raise BadRecord("duplicate id", fault)
             cell = record.value.get("relevant_doc_ids")
-            text = cell if isinstance(cell, str) and task.gold == (cell,) else ""
+            is_text = isinstance(cell, str) and task.gold == (cell,)
             if corpus is not None:
-                whole = replace(task, gold=_ids_in(text, ids)) if text else task
-                yield _with_gold(whole, ids, parents if by_parent else {}, hint, coverage)
+                whole = replace(task, gold=_ids_in(cell, ids)) if is_text else task
+                yield _with_gold(whole, ids, parents, hint, coverage)
                 continue
-            if re.search(_SEPARATORS[-1], text):
+            if is_text and re.search(_SEPARATORS[-1], cell):
                 problems.left_out[UNSPLIT] += 1
             yield task
 
 
 def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
-    """Merge tasks with the same text. Return them in order of their first records, and the number of other records.
+    """Merge tasks with the same text.
 
-    A merged task has the first one's id, which decides its split by hash. If the data has splits, test takes precedence
-    over dev and train, because a question in split test must not be sampled.
+    Return them in order of their first records, and the number of other records.
+
+    A merged task has the first one's id, which decides its split by hash. If the data has splits,
+    test takes precedence over dev and train, because a question in split test must not be sampled.
     """
     merged: dict[str, Task] = {}
     n_merged = 0
@@ -207,19 +224,21 @@ def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
     return iter(merged.values()), n_merged
 
 
-def _union(first: Task, other: Task) -> Task:
+def _union(first: Task, second: Task) -> Task:
     grades = dict(first.grades)
-    for doc_id, grade in other.grades.items():
+    for doc_id, grade in second.grades.items():
         grades[doc_id] = max(grade, grades.get(doc_id, grade))
-    splits = {first.split, other.split}
+    is_graded = set(grades.values()) - {1}
+    answers = dict.fromkeys([*first.answers, *second.answers])
+    splits = {first.split, second.split}
     return replace(
         first,
         gold=tuple(grades),
-        answers=tuple(dict.fromkeys([*first.answers, *other.answers])),
-        type=first.type or other.type,
-        hops=first.hops or other.hops,
+        answers=tuple(answers),
+        type=first.type or second.type,
+        hops=first.hops or second.hops,
         split=next((split for split in ("test", "dev", "train") if split in splits), None),
-        relevance=grades if set(grades.values()) - {1} else {},
+        relevance=grades if is_graded else {},
     )
 
 
@@ -235,12 +254,12 @@ def _with_gold(
         spelling = _spelling(doc_id, ids)
         coverage[doc_id] = spelling is not None
         gold.setdefault(spelling or doc_id, grade)
-    if missing := [doc_id for doc_id in task.gold if not coverage[doc_id]]:
-        fault = f"gold document {missing[0]!r} of question {task.id!r} is not in the corpus"
-        raise BadRecord("unknown gold", fault + hint)
-    return replace(
-        task, gold=tuple(gold), relevance=gold if task.relevance else {}, parents=parents
-    )
+    for doc_id in task.gold:
+        if not coverage[doc_id]:
+            fault = f"gold document {doc_id!r} of question {task.id!r} is not in the corpus{hint}"
+            raise BadRecord("unknown gold", fault)
+    relevance = gold if task.relevance else {}
+    return replace(task, gold=tuple(gold), relevance=relevance, parents=parents)
 
 
 def _spelling(doc_id: str, ids: Container[str]) -> str | None:
@@ -250,10 +269,12 @@ def _spelling(doc_id: str, ids: Container[str]) -> str | None:
 
 
 def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
-    """Return the ids in a text, by the first separator with which the corpus has the largest share of them."""
+    """Return the ids in a text, by the first separator that finds the largest share of ids."""
 
     def share(parts: list[str]) -> float:
-        return sum(_spelling(part, ids) is not None for part in parts) / max(1, len(parts))
+        spellings = [_spelling(part, ids) for part in parts]
+        n_ids = len(parts) - spellings.count(None)
+        return n_ids / max(1, len(parts))
 
     splits = []
     for separator in _SEPARATORS:
@@ -282,11 +303,9 @@ def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
-        advice = (
-            "choose a file with doc_id, title and text"
-            if data.corpus_file
-            else "set data.corpus to a corpus file"
-        )
+        advice = "set data.corpus to a corpus file"
+        if data.corpus_file:
+            advice = "choose a file with doc_id, title and text"
         raise DataError(f"{source} has no documents; {advice}")
     corpus.skipped = problems.skipped
     return corpus, problems

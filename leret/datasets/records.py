@@ -1,4 +1,4 @@
-"""Stream a file (JSON lines, a JSON array, CSV, TSV, Parquet) as records or as lines, and collect its faults."""
+"""Stream a file (JSON, CSV, TSV, Parquet) as records or as lines, and collect its faults."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from leret.core.types import Document, Task
 
 MAX_RECORD = 64 * 2**20  # maximum bytes per line; keeps a binary file out of memory
 _MAX_DEPTH = 200
-_SHOWN, _PLACES = 10, 4  # maximum number of faults per message, and of places per fault
+_SHOWN = 10  # maximum number of faults per message
+_PLACES = 4  # maximum number of places per fault
 _FIELDS = (
-    "a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, split, relevance); "
-    "a document has doc_id, title, text; set data.fields (`leret init --field NAME=COLUMN`) to read other columns"
+    "a question has id, question, relevant_doc_ids "
+    "(optional: answer, answers, inputs, type, hops, split, relevance); "
+    "a document has doc_id, title, text; "
+    "set data.fields (`leret init --field NAME=COLUMN`) to read other columns"
 )
 _TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
-_BAD_CHARACTER = re.compile(
-    "[\0\udc80-\udcff]"
-)  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
+# NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
+_BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -68,9 +70,9 @@ class Problems:
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:
             self._times[fault] += 1
-            places = self._faults.setdefault(fault, [])
-            if len(places) < _PLACES:
-                places.append(place)
+            first_places = self._faults.setdefault(fault, [])
+            if len(first_places) < _PLACES:
+                first_places.append(place)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -89,30 +91,37 @@ class Problems:
 
     @property
     def shown(self) -> list[str]:
-        """First distinct faults, one line each, with their places and how many records have them."""
+        """First distinct faults, one line each, with their places and numbers of records."""
         lines = []
-        for fault, (place, *others) in self._faults.items():
-            n = self._times[fault]
-            at = ", ".join(other.rpartition(":")[2] for other in others) + (
-                " ..." if n > _PLACES else ""
-            )
-            lines.append(f"{place}: {fault}" + (f" ({n:,} records: also {at})" if others else ""))
+        for fault, (place, *more) in self._faults.items():
+            line = f"{place}: {fault}"
+            if more:
+                n = self._times[fault]
+                at = ", ".join(later.rpartition(":")[2] for later in more)
+                if n > _PLACES:
+                    at += " ..."
+                line += f" ({n:,} records: also {at})"
+            lines.append(line)
         return lines
 
     def check(self, source: str, skip_invalid: bool, any_good: bool = True) -> None:
-        """Raise a DataError if there are bad records; with ``skip_invalid``, only if no record is good."""
+        """Raise a DataError if there are bad records.
+
+        With ``skip_invalid``, raise it only if no record is good.
+        """
         n = self.kinds.total()
         if not n or (skip_invalid and any_good):
             return
-        left = n - self._times.total()
-        more = [f"and {left:,} more"] if left else []
-        lines = "\n  ".join(
-            [*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])]
-        )
+        lines = self.shown
+        n_more = n - self._times.total()
+        if n_more:
+            lines.append(f"and {n_more:,} more")
+        if self.kinds["missing field"]:
+            lines.append(_FIELDS)
+        faults = "\n  ".join(lines)
+        noun = "record" if n == 1 else "records"
         advice = ", or skip them with data.skip_invalid (--skip-invalid)" if any_good else ""
-        raise DataError(
-            f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nfix them{advice}"
-        )
+        raise DataError(f"{source}: {n} bad {noun}\n  {faults}\nfix them{advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +135,10 @@ class Record:
 
 
 class Reader(ABC):
-    """Reads one kind of `data`. Bad records go to ``problems``; an unusable source is a DataError."""
+    """Reads one kind of `data`.
+
+    Bad records go to ``problems``; an unusable source is a DataError.
+    """
 
     brings_documents = False
     """True if the question file also has documents, so that `data.corpus` is optional."""
@@ -147,7 +159,7 @@ class Reader(ABC):
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects in JSON lines or in one JSON array, or the rows of a table; DataError if broken.
+    """Yield the objects in JSON lines or a JSON array, or the rows of a table; DataError if broken.
 
     A blank cell of a CSV or TSV file is an empty text.
     """
@@ -168,7 +180,9 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
 
 
 def lines(path: Path, problems: Problems, ends: str | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the non-blank lines of a file, numbered from 1, without the characters ``ends`` (white space) around them.
+    """Yield the non-blank lines of a file, numbered from 1.
+
+    The characters ``ends`` (default: white space) around them are removed.
 
     DataError if the file cannot be read or a line is longer than `MAX_RECORD`.
     """
@@ -178,14 +192,14 @@ def lines(path: Path, problems: Problems, ends: str | None = None) -> Iterator[t
             while raw := file.readline(MAX_RECORD + 1):
                 number += 1
                 if len(raw) > MAX_RECORD:
-                    fault = f"a line is longer than {MAX_RECORD >> 20} MiB, so the file is not JSON lines"
-                    raise DataError(f"{path}: {fault}; choose another file")
-                try:
-                    line = (
-                        raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
-                        .decode("utf-8")
-                        .strip(ends)
+                    fault = f"a line is longer than {MAX_RECORD >> 20} MiB"
+                    raise DataError(
+                        f"{path}: {fault}, so the file is not JSON lines; choose another file"
                     )
+                if number == 1:
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
+                try:
+                    line = raw.decode("utf-8").strip(ends)
                 except UnicodeDecodeError as error:
                     fault = f"not UTF-8 at byte {error.start} of the line"
                     problems.add(f"{path}:{number}", BadRecord("not UTF-8", fault))
@@ -204,7 +218,8 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file, and decompress gzip, bzip2 and Zstandard (detected by magic bytes)."""
     try:
         with path.open("rb") as file:
-            magic, plain = file.peek(4)[:4], file
+            magic = file.peek(4)[:4]
+            plain = file
             if magic.startswith(b"\x1f\x8b"):
                 plain = io.BufferedReader(gzip.GzipFile(fileobj=file))
             elif magic.startswith(b"BZh"):
@@ -237,8 +252,10 @@ def _start(path: Path) -> bytes:
         start = file.read(4)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise DataError(f"{path} is UTF-16; save it as UTF-8")
-        while start and not (first := start.removeprefix(codecs.BOM_UTF8).lstrip()):
+        first = start.removeprefix(codecs.BOM_UTF8).lstrip()
+        while start and not first:
             start = file.read(1 << 16)
+            first = start.removeprefix(codecs.BOM_UTF8).lstrip()
         if not start:
             raise DataError(f"{path} is empty; choose a file with records")
         return first[:4]
@@ -252,12 +269,11 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
         except BadRecord as problem:
             problems.add(place, problem)
         except (RecursionError, ValueError) as error:  # RecursionError: nested too deeply
-            fault = (
-                f"{error.msg} at column {error.colno}"
-                if isinstance(error, json.JSONDecodeError)
-                else error
-            )
-            problems.add(place, BadRecord("broken JSON", f"broken JSON ({fault}): {line[:60]!r}"))
+            cause = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                cause = f"{error.msg} at column {error.colno}"
+            fault = f"broken JSON ({cause}): {line[:60]!r}"
+            problems.add(place, BadRecord("broken JSON", fault))
         else:
             yield place, number, value
 
@@ -276,7 +292,10 @@ def _twice(what: str, name: str) -> str:
 
 
 def _table_rows(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[str, int, Any]]:
-    """Yield the rows of a CSV or TSV file by the columns of its header. Blank rows and unnamed columns are ignored."""
+    """Yield the rows of a CSV or TSV file by the columns of its header.
+
+    Blank rows and unnamed columns are ignored.
+    """
     columns: list[str] = []
     for number, cells in _cells(path, problems, is_tsv):
         place = f"{path}:{number}"
@@ -289,7 +308,7 @@ def _table_rows(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[
             problems.add(place, BadRecord("broken table", f"{fault}; {advice}"))
         else:
             row = dict(zip(columns, cells, strict=True))
-            row.pop("", None)
+            row.pop("", None)  # unnamed columns
             yield place, number, row
 
 
@@ -301,9 +320,12 @@ def _check_columns(place: str, columns: list[str]) -> None:
 
 
 def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each row with the number of its first line. In a TSV file, a quote is a character.
+    """Yield the cells of each row with the number of its first line.
 
-    A row of CSV that is broken after its first line may have swallowed other rows, so it is a DataError.
+    In a TSV file, a quote is a character.
+
+    A row of CSV that is broken after its first line may have swallowed other rows, so it is a
+    DataError.
     """
     csv.field_size_limit(MAX_RECORD)
     current: list[str] = []  # lines of the row
@@ -334,14 +356,17 @@ def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, 
                 return
             n_columns = n_columns or len(cells)
             if _are_rows(current, delimiter, n_columns):
-                fault = f"a quoted cell joins {len(current)} lines that look like rows; remove its quotes"
-                raise DataError(f"{path}:{number}: {fault}")
+                fault = f"a quoted cell joins {len(current)} lines that look like rows"
+                raise DataError(f"{path}:{number}: {fault}; remove its quotes")
             if any(map(str.strip, cells)):
                 yield number, cells
 
 
 def _are_rows(current: list[str], delimiter: str, n_columns: int) -> bool:
-    """Check whether each of several lines has the cells of a row, unlike prose, where a space follows a comma."""
+    """Check whether each of several lines has the cells of a row.
+
+    In prose, a space follows a comma.
+    """
     counts = [len(re.findall(f"{delimiter}(?! )", line)) for line in current if line.strip()]
     return n_columns > 1 and len(counts) > 1 and set(counts) == {n_columns - 1}
 
@@ -370,31 +395,35 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", number, row
-    except (
-        OSError,
-        OverflowError,
-        ValueError,
-        pa.ArrowException,
-    ) as error:  # ValueError: text that is not UTF-8
+    # ValueError: text that is not UTF-8
+    except (OSError, OverflowError, ValueError, pa.ArrowException) as error:
         raise DataError(
             f"{path}: row {number + 1} cannot be read ({reason(error)}); write the file again"
         ) from error
 
 
 def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Yield the items of a JSON array. ``ijson.items`` is not used: its memory grows with the square of the depth."""
-    number, depth, item = 0, 0, ObjectBuilder()
+    """Yield the items of a JSON array.
+
+    ``ijson.items`` is not used: its memory grows with the square of the depth.
+    """
+    number = 0
+    depth = 0
+    item = ObjectBuilder()
     keys: list[set[str]] = []  # of the open objects
     try:
         with open_compressed(path) as file:
             if file.peek(3).startswith(codecs.BOM_UTF8):
                 file.read(3)
             for event, value in ijson.basic_parse(file, use_float=True):
-                depth += event in {"start_map", "start_array"}
-                depth -= event in {"end_map", "end_array"}
+                if event in {"start_map", "start_array"}:
+                    depth += 1
+                elif event in {"end_map", "end_array"}:
+                    depth -= 1
                 if depth > _MAX_DEPTH:
                     raise DataError(
-                        f"{path}: item {number + 1} is nested more than {_MAX_DEPTH} deep; fix the file"
+                        f"{path}: item {number + 1} is nested more than {_MAX_DEPTH} deep; "
+                        "fix the file"
                     )
                 if depth == 0 or (depth == 1 and event == "start_array"):
                     continue

@@ -1,7 +1,7 @@
 """Split tasks by hash of their ids.
 
-A split depends only on the id and the seed, not on the file, the order, or the number of tasks. Data sets with
-splits (BEIR's qrels, a generated world) keep their splits.
+A split depends only on the id and the seed, not on the file, the order, or the number of tasks.
+Data sets with splits (BEIR's qrels, a generated world) keep their splits.
 """
 
 from __future__ import annotations
@@ -11,24 +11,35 @@ from typing import Literal
 
 SplitName = Literal["train", "dev", "test"]
 SPLITS: dict[str, SplitName] = {
-    "train": "train", "training": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev",
+    "train": "train",
+    "training": "train",
+    "dev": "dev",
+    "val": "dev",
+    "valid": "dev",
+    "validation": "dev",
     "test": "test",
-}  # fmt: skip
+}
 """leret's name for each split name that data sets use."""
-_DEV, _TEST = 0.1, 0.2
+_DEV = 0.1
+_TEST = 0.2
 
 
 def split_of(id: str, seed: int = 0) -> SplitName:
-    """Return the split of an id: ``test`` for 20 % of ids, ``dev`` for 10 %, ``train`` for the rest.
+    """Return the split of an id: ``test`` for 20 % of ids, ``dev`` for 10 %, else ``train``.
 
     >>> {split_of(f"q{i}") for i in range(100)} == {"train", "dev", "test"}
     True
     """
     share = rank_of(id, seed, "split") / 2**64
-    return "test" if share < _TEST else "dev" if share < _TEST + _DEV else "train"
+    if share < _TEST:
+        return "test"
+    if share < _TEST + _DEV:
+        return "dev"
+    return "train"
 
 
 def rank_of(id: str, seed: int, purpose: str) -> int:
-    """Return a pseudo-random number in [0, 2**64) that depends on the id, the seed, and the purpose."""
+    """Return a pseudo-random number in [0, 2**64), by the id, the seed and the purpose."""
     key = f"leret {purpose} {seed}\0{id}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
+    hash_of_key = blake2b(key, digest_size=8).digest()
+    return int.from_bytes(hash_of_key, "big")

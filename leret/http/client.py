@@ -1,4 +1,7 @@
-"""An HTTP client for interchangeable servers: limits concurrency, picks the least busy server, retries on failures."""
+"""An HTTP client for interchangeable servers.
+
+It limits concurrency, picks the least busy server, and retries on failures.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ _LOG = logging.getLogger("leret")
 T = TypeVar("T")
 
 CONNECT_SHARE = 0.4
-"""Fraction of an attempt's timeout allowed for connecting. A server that has not accepted by then counts as down."""
+"""Fraction of an attempt's timeout allowed for connecting.
+
+A server that has not accepted by then counts as down.
+"""
 
 _BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
@@ -63,7 +69,10 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError,
 """Exceptions raised by code that reads an answer with an unexpected structure."""
 
 MAX_BYTES = 64 * 2**20
-"""Maximum size of a decompressed answer: enough for 64 completions of 8,000 tokens with log-probabilities."""
+"""Maximum size of a decompressed answer.
+
+It is enough for 64 completions of 8,000 tokens with log-probabilities.
+"""
 
 _MAX_RETRY_AFTER_S = 120.0
 _RETRIED = frozenset({408, 409, 424, 425, 429})  # TGI sends 424 if generation failed
@@ -85,7 +94,8 @@ class HttpError(LeretError):
 class RetryableError(HttpError):
     """A failure that a retry may fix, after ``wait_s`` seconds if the server sent Retry-After.
 
-    Kinds: rate_limit, overloaded, server, timeout, connection, malformed, incomplete (a cut-off completion).
+    Kinds: rate_limit, overloaded, server, timeout, connection, malformed, incomplete (a cut-off
+    completion).
     """
 
     exit_code = 1
@@ -142,9 +152,10 @@ class Answer:
         return RetryableError(f"{self.url} sent {fault}: {one_line(self.body)}", "malformed")
 
     def check(self, advice: Mapping[bool, str]) -> None:
-        """Raise RetryableError for 429, a timeout or a server error, and RejectedError for any other failed status.
+        """Raise RetryableError for 429, a timeout or a server error; else RejectedError.
 
-        ``advice`` holds what to fix after a rejection: ``advice[True]`` for status 401 or 403, else ``advice[False]``.
+        ``advice`` holds what to fix after a rejection: ``advice[True]`` for status 401 or 403, else
+        ``advice[False]``.
         """
         if 200 <= self.status < 300:
             return
@@ -172,8 +183,10 @@ class Client:
         setting: section of the recipe, ``policy`` or ``retriever``; used in messages.
         secret: another key sent in requests; like ``key``, it is removed from messages.
         timeout_s: timeout of each attempt.
-        retry_for_s: retries end this many seconds after the request or a later answer of any server; 0 means no retry.
-        concurrency: maximum number of requests in flight per event loop; time-outs lower it for a while (`Slots`).
+        retry_for_s: retries end this many seconds after the request or a later answer of any
+            server; 0 means no retry.
+        concurrency: maximum number of requests in flight per event loop; time-outs lower it for a
+            while (`Slots`).
     """
 
     def __init__(
@@ -199,11 +212,13 @@ class Client:
             True: f"fix the key (api_key_env or token_env of the {setting})",
             False: f"fix {setting}.urls or other {setting} settings",
         }
-        self._timeout_s, self._retry_for_s = timeout_s, retry_for_s
+        self._timeout_s = timeout_s
+        self._retry_for_s = retry_for_s
         self._concurrency = concurrency
         self._rate = rate
         self._meter = meter
-        self._clock, self._sleep = clock, sleep
+        self._clock = clock
+        self._sleep = sleep
         self._answered_at = float("-inf")  # time of the last answer
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _PerLoop] = (
             weakref.WeakKeyDictionary()
@@ -218,22 +233,27 @@ class Client:
         timeout_s: float | None = None,
         retry_for_s: float | None = None,
     ) -> T:
-        """Send a request until it succeeds. Raise RejectedError at once, and RetryableError when retries end.
+        """Send a request until it succeeds.
+
+        Raise RejectedError at once, and RetryableError when retries end.
 
         An attempt also fails if ``read`` raises `HttpError` or one of `MALFORMED`.
         """
-        local, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
-        n, deadline = 0, math.inf
-        n_unusable = n_errors = 0
+        local = self._loops.get(asyncio.get_running_loop()) or self._open()
+        began = self._clock()
+        deadline = math.inf
+        n = 0
+        n_unusable = 0
+        n_errors = 0
         while True:
             n += 1
             try:
                 return await self._attempt(local, call, read, timeout_s or self._timeout_s)
             except RetryableError as error:
                 failure = error
-            if (
-                n == 1
-            ):  # in an outage, most requests of a large batch wait for a slot: count from the last answer
+            # in an outage, most requests of a large batch wait for a slot: count from the last
+            # answer
+            if n == 1:
                 left_s = self._retry_for_s if retry_for_s is None else retry_for_s
                 deadline = max(began, self._answered_at) + left_s
             backoff_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(n - 1, 16))
@@ -243,11 +263,9 @@ class Client:
             is_permanent = n_unusable == _MAX_UNUSABLE or n_errors == _MAX_SERVER_ERRORS
             if is_permanent or self._clock() + wait_s > deadline:
                 attempts = "1 attempt" if n == 1 else f"{n} attempts"
-                advice = (
-                    _CHECK_LOG
-                    if is_permanent
-                    else _ADVICE.get(failure.kind, "check that the server is up")
-                )
+                advice = _ADVICE.get(failure.kind, "check that the server is up")
+                if is_permanent:
+                    advice = _CHECK_LOG
                 why = f"{failure}; gave up after {attempts}; {advice}, then run again"
                 raise RetryableError(why, failure.kind, failure.wait_s) from failure
             if self._meter is not None:
@@ -267,9 +285,9 @@ class Client:
         self, local: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float
     ) -> T:
         async with local.slots:
-            endpoint = (local.pool.take() if self._rate is None else None) or await self._turn(
-                local.pool
-            )
+            endpoint = local.pool.take() if self._rate is None else None
+            if endpoint is None:
+                endpoint = await self._turn(local.pool)
             sent = self._clock()
             try:
                 answer = await _by_aiohttp(local.session, call, endpoint.url, timeout_s)
@@ -292,7 +310,8 @@ class Client:
                 raise
             finally:
                 endpoint.n_in_flight -= 1
-            endpoint.n_failures, endpoint.paused_until = 0, 0.0
+            endpoint.n_failures = 0
+            endpoint.paused_until = 0.0
             self._answered_at = self._clock()
             if local.slots.limit < local.slots.most:
                 local.slots.answered()
@@ -313,9 +332,9 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0),  # `slots` is the limit
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        local = _PerLoop(
-            session, Slots(self._concurrency, self._clock), EndpointPool(self.urls, self._clock)
-        )
+        slots = Slots(self._concurrency, self._clock)
+        pool = EndpointPool(self.urls, self._clock)
+        local = _PerLoop(session, slots, pool)
         self._loops[asyncio.get_running_loop()] = local
         return local
 
@@ -326,7 +345,9 @@ async def _by_aiohttp(
     import aiohttp
     from yarl import URL
 
-    url, began, body = base + call.path, time.monotonic(), bytearray()
+    url = base + call.path
+    began = time.monotonic()
+    body = bytearray()
     query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
     # UTF-8 cannot encode lone surrogates: escape them in JSON, replace them in form data.
     form = None if call.form is None else urlencode(call.form, errors="replace").encode()
@@ -346,9 +367,8 @@ async def _by_aiohttp(
                     raise RejectedError(
                         f"{url} sent more than {MAX_BYTES} bytes; request less per call", 200
                     ).failed()
-            return Answer(
-                url, response.status, response.headers, bytes(body), time.monotonic() - began
-            )
+            seconds = time.monotonic() - began
+            return Answer(url, response.status, response.headers, bytes(body), seconds)
     except (aiohttp.ClientError, ConnectionError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise RetryableError(f"{url} cannot be reached ({cause})", "connection") from error
@@ -359,14 +379,17 @@ async def _by_aiohttp(
 @cache
 def _tell_slow(urls: Sequence[str], setting: str, timeout_s: float) -> None:
     _LOG.warning(
-        "%s: the server needs more than %s.timeout_s (%g s) per request; raise it or lower %s.concurrency. Until it "
-        "answers in time, leret sends fewer requests at once",
-        ", ".join(urls), setting, timeout_s, setting,
-    )  # fmt: skip
+        "%s: the server needs more than %s.timeout_s (%g s) per request; raise it or lower "
+        "%s.concurrency. Until it answers in time, leret sends fewer requests at once",
+        ", ".join(urls),
+        setting,
+        timeout_s,
+        setting,
+    )
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds in the ``Retry-After`` header, at most 120; None if the header is missing or invalid.
+    """Return the seconds in the ``Retry-After`` header, at most 120; None if missing or invalid.
 
     >>> retry_after_s({"Retry-After": "1.5"})
     1.5

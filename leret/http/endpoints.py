@@ -37,14 +37,20 @@ class Endpoint:
 
 
 class EndpointPool:
-    """Endpoints of a client. A request goes to the least busy one. Each failure in a row pauses a server for longer."""
+    """Endpoints of a client. A request goes to the least busy one.
+
+    Each failure in a row pauses a server for longer.
+    """
 
     def __init__(self, urls: Sequence[str], clock: Clock = time.monotonic) -> None:
         self.all = [Endpoint(url) for url in urls]
         self._clock = clock
 
     def take(self) -> Endpoint | None:
-        """Return an endpoint to use now, or None. After the request, the caller must decrement its ``n_in_flight``."""
+        """Return an endpoint to use now, or None.
+
+        After the request, the caller must decrement its ``n_in_flight``.
+        """
         endpoint: Endpoint | None = self.all[0] if len(self.all) == 1 else self._best()
         if endpoint is None or (endpoint.closed_until and endpoint.closed_until > self._clock()):
             return None
@@ -59,7 +65,10 @@ class EndpointPool:
         return max(0.01, opens - self._clock())
 
     def failed(self, endpoint: Endpoint, began: float, kind: str, wait_s: float | None) -> None:
-        """Record a server's failure. A request that ``began`` before its last failure does not lengthen its pause."""
+        """Record a server's failure.
+
+        A request that ``began`` before its last failure does not lengthen its pause.
+        """
         now = self._clock()
         if wait_s:
             # The random extra delay keeps clients from retrying at the same moment.
@@ -88,10 +97,12 @@ class EndpointPool:
 class Slots(asyncio.Semaphore):
     """Limit on the requests in flight of one event loop.
 
-    A time-out halves the limit, because a server that is too slow for its load would start the same requests over and
-    over. Answers raise the limit again, one slot for `_ANSWERS_PER_SLOT` answers per slot, up to ``n``.
+    A time-out halves the limit, because a server that is too slow for its load would start the same
+    requests over and over. Answers raise the limit again, one slot for `_ANSWERS_PER_SLOT` answers
+    per slot, up to ``n``.
 
-    Source: additive increase, multiplicative decrease: Chiu and Jain 1989, doi 10.1016/0169-7552(89)90019-6.
+    Source: additive increase, multiplicative decrease: Chiu and Jain 1989, doi
+    10.1016/0169-7552(89)90019-6.
     """
 
     def __init__(self, n: int, clock: Clock = time.monotonic) -> None:
@@ -116,7 +127,7 @@ class Slots(asyncio.Semaphore):
             self.release()
 
     async def timed_out(self, sent: float) -> None:
-        """Halve the requests in flight, unless the request was ``sent`` before they were last halved."""
+        """Halve the requests in flight, unless the request was ``sent`` before the last time."""
         if sent < self._lowered_at:
             return
         n_in_flight = self.limit + self._n_surplus
@@ -138,7 +149,10 @@ class ApiKey:
 
     @classmethod
     def from_env(cls, variable: str | None, setting: str) -> ApiKey:
-        """Read the key from the environment ``variable``, if not None; raise ConfigError if it is unset or invalid."""
+        """Read the key from the environment ``variable``, if not None.
+
+        Raise ConfigError if it is unset or invalid.
+        """
         if variable is None:
             return cls()
         value = os.environ.get(variable, "").strip()
@@ -188,7 +202,10 @@ class ApiKey:
 
 
 def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
-    """Return base URLs without a trailing slash; raise ConfigError for an empty list or an invalid URL."""
+    """Return base URLs without a trailing slash.
+
+    Raise ConfigError for an empty list or an invalid URL.
+    """
     if not urls:
         raise ConfigError(
             f"{setting} is empty; set the server's base URL, such as http://127.0.0.1:8000"

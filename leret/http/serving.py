@@ -1,4 +1,4 @@
-"""Run an HTTP server until a signal, then finish pending requests; refuse connections over a limit."""
+"""Run an HTTP server until a signal, then finish pending requests; limit its connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def is_named(header: str | None, host: str) -> bool:
-    """Return whether a Host header is this server's name or an IP address, to prevent DNS rebinding by web pages."""
+    """Return whether a Host header is this server's name or an IP address.
+
+    This prevents DNS rebinding by web pages.
+    """
     try:
         name = urlsplit(f"//{header or host}").hostname or ""
         return name in {"localhost", host.lower()} or ipaddress.ip_address(name) is not None
@@ -41,7 +44,9 @@ async def serve(
     stop: asyncio.Event | None = None,
     drain_s: float = 10.0,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or ``stop``. Then finish pending requests within ``drain_s`` seconds.
+    """Serve until SIGTERM, SIGINT or ``stop``.
+
+    Then finish pending requests within ``drain_s`` seconds.
 
     Port 0 selects a free port. ``ready`` is called with the URL when the server accepts requests.
     """
@@ -53,9 +58,8 @@ async def serve(
         handler_cancellation=True,  # skip searches for clients that disconnected
         access_log=None,
         logger=_http_log(),
-        shutdown_timeout=max(
-            drain_s / 2, 0.01
-        ),  # aiohttp waits for this time twice; 0 means forever
+        # aiohttp waits for this time twice; 0 means forever
+        shutdown_timeout=max(drain_s / 2, 0.01),
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_LINE,
     )
@@ -68,7 +72,8 @@ async def serve(
             try:
                 loop.add_signal_handler(number, stop.set)
             except RuntimeError:
-                break  # only the main thread gets signals; in another thread, the caller sets ``stop``
+                # only the main thread gets signals; in another thread, the caller sets ``stop``
+                break
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
             host, f"[{host}]" if ":" in host else host
         )
@@ -86,12 +91,16 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server
         return await asyncio.get_running_loop().create_server(factory, host, port, backlog=128)
     except OSError as error:
         raise RetrievalError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --host or --port"
+            f"cannot listen on {host}:{port} ({error.strerror or error}); "
+            "choose another --host or --port"
         ) from error
 
 
 def _protocol_factory(runner: web.AppRunner) -> Callable[[], Any]:
-    """Return a connection factory that refuses connections over a limit, so that file descriptors do not run out."""
+    """Return a connection factory that refuses connections over a limit.
+
+    So file descriptors do not run out.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if resource.RLIM_INFINITY in (soft, hard) else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
@@ -109,7 +118,8 @@ class _Refusal(asyncio.Protocol):
 
 
 def _http_log() -> logging.Logger:
-    """Return a logger that omits errors caused by clients, such as invalid HTTP (answered with 400)."""
-    log, theirs = logging.getLogger("leret.server"), (HttpProcessingError, web.RequestPayloadError)
+    """Return a logger that omits errors caused by clients, such as invalid HTTP (status 400)."""
+    log = logging.getLogger("leret.server")
+    theirs = (HttpProcessingError, web.RequestPayloadError)
     log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], theirs)))
     return log

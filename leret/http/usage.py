@@ -14,7 +14,8 @@ from typing import Any, Self
 
 from leret.core.runs import Run
 
-# Histogram buckets per doubling of latency. Memory is constant, and percentiles are accurate to about 5 %.
+# Histogram buckets per doubling of latency. Memory is constant, and percentiles are accurate to
+# about 5 %.
 _STEPS_A_DOUBLING = 8
 
 _EVENT_S = 30.0
@@ -25,7 +26,10 @@ _COUNTS = ("calls", "completions", "prompt_tokens", "completion_tokens", "failed
 
 @dataclass
 class Usage:
-    """Thread-safe counts. ``calls`` includes calls that failed after all retries. Prompt tokens count once per call."""
+    """Thread-safe counts. ``calls`` includes calls that failed after all retries.
+
+    Prompt tokens count once per call.
+    """
 
     calls: int = 0
     completions: int = 0
@@ -58,23 +62,26 @@ class Usage:
 
     def percentile(self, percent: float) -> float:
         """Return a percentile of the calls' latencies in seconds; 0 if there are no calls."""
-        rank, seen = self.latencies.total() * percent / 100, 0
+        rank = self.latencies.total() * percent / 100
+        seen = 0
         for bucket, n in sorted(self.latencies.items()):
             seen += n
             if seen >= rank:
-                return float(f"{2.0 ** (bucket / _STEPS_A_DOUBLING):.3g}")
+                latency_s = 2.0 ** (bucket / _STEPS_A_DOUBLING)
+                return float(f"{latency_s:.3g}")
         return 0.0
 
     def facts(self, prices: tuple[float, float]) -> dict[str, float | int]:
-        """Return the counts, latency percentiles (if there are calls) and ``cost`` (if a price is set)."""
-        facts: dict[str, float | int] = {name: getattr(self, name) for name in _COUNTS}
+        """Return the counts, latency percentiles (if there are calls) and ``cost`` (if priced)."""
+        counts: dict[str, float | int] = {name: getattr(self, name) for name in _COUNTS}
         if self.latencies:
-            facts |= {f"latency_p{percent}_s": self.percentile(percent) for percent in (50, 90, 99)}
+            for percent in (50, 90, 99):
+                counts[f"latency_p{percent}_s"] = self.percentile(percent)
         if any(prices):
-            facts["cost"] = round(
-                (self.prompt_tokens * prices[0] + self.completion_tokens * prices[1]) / 1e6, 6
-            )
-        return facts
+            price_prompt, price_completion = prices
+            cost = self.prompt_tokens * price_prompt + self.completion_tokens * price_completion
+            counts["cost"] = round(cost / 1e6, 6)
+        return counts
 
 
 class UsageMeter(Usage):
@@ -95,14 +102,17 @@ class UsageMeter(Usage):
             self._retries += 1
 
     def snapshot(self) -> dict[str, float]:
-        """Return the current `Usage.facts`, ``retries``, and ``fault_KIND`` for each kind of error."""
+        """Return the current `Usage.facts`, ``retries``, and ``fault_KIND`` by kind of error."""
         with self.lock:
-            facts = self.facts(self._prices) | {"retries": self._retries}
-            return facts | {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
+            counts = self.facts(self._prices) | {"retries": self._retries}
+            return counts | {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
 
 
 class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
-    """Usage of a session by step (number of earlier LM calls) and prompt. Latencies include waiting and retries."""
+    """Usage of a session by step (number of earlier LM calls) and prompt.
+
+    Latencies include waiting and retries.
+    """
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         super().__init__(Usage)
@@ -110,10 +120,10 @@ class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
 
     @property
     def total(self) -> dict[str, float | int]:
-        total = Usage(
-            **{name: sum(getattr(usage, name) for usage in self.values()) for name in _COUNTS}
-        )
+        total = Usage()
         for usage in self.values():
+            for name in _COUNTS:
+                setattr(total, name, getattr(total, name) + getattr(usage, name))
             total.latencies.update(usage.latencies)
         return total.facts(self._prices)
 
@@ -124,7 +134,7 @@ class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
 
 
 class UsageEvents:
-    """Async context manager that writes an ``accounts`` event every 30 seconds and at the end of a session."""
+    """Async context manager that writes an ``accounts`` event every 30 seconds and at the end."""
 
     def __init__(
         self,
@@ -135,9 +145,8 @@ class UsageEvents:
     ) -> None:
         self._run = run
         self._usage = usage
-        self._snapshot: Callable[[], Mapping[str, float]] = getattr(
-            getattr(policy, "meter", None), "snapshot", dict
-        )
+        meter = getattr(policy, "meter", None)
+        self._snapshot: Callable[[], Mapping[str, float]] = getattr(meter, "snapshot", dict)
         self._searches = searches
         self._facts: dict[str, float | int | str] = {}
         self._facts_at = -_FACTS_S
@@ -156,16 +165,19 @@ class UsageEvents:
         """Return the metrics for the progress line, computed at most once per second."""
         now = time.monotonic()
         if now - self._facts_at >= _FACTS_S:
-            total, retries = self._usage.total, int(self._snapshot().get("retries", 0))
-            tokens = (
-                f"{_short(int(total['prompt_tokens']))}+{_short(int(total['completion_tokens']))}"
-            )
-            self._facts_at, self._facts = now, {"calls": total["calls"], "tokens": tokens}
-            self._facts |= (
-                {"p90": f"{total['latency_p90_s']:.2g} s"} if "latency_p90_s" in total else {}
-            )
-            self._facts |= {"retries": retries} if retries else {}
-            self._facts |= {"cost": total["cost"]} if total.get("cost") else {}
+            total = self._usage.total
+            retries = int(self._snapshot().get("retries", 0))
+            prompt_tokens = _short(int(total["prompt_tokens"]))
+            completion_tokens = _short(int(total["completion_tokens"]))
+            self._facts_at = now
+            self._facts = {"calls": total["calls"]}
+            self._facts["tokens"] = f"{prompt_tokens}+{completion_tokens}"
+            if "latency_p90_s" in total:
+                self._facts["p90"] = f"{total['latency_p90_s']:.2g} s"
+            if retries:
+                self._facts["retries"] = retries
+            if total.get("cost"):
+                self._facts["cost"] = total["cost"]
         return self._facts
 
     async def __aenter__(self) -> Self:

@@ -15,33 +15,39 @@ class Retriever(Protocol):
 
     Optional attributes:
 
-    - ``only_computes = True``: a search never waits for a disk, a network or a lock. Fast searches then run in the
-      caller's thread.
-    - ``names_its_index = False``: the digest may stay the same when the index changes. Rankings are then cached on
-      disk only if the recipe asks for a cache.
+    - ``only_computes = True``: a search never waits for a disk, a network or a lock. Fast searches
+      then run in the caller's thread.
+    - ``names_its_index = False``: the digest may stay the same when the index changes. Rankings are
+      then cached on disk only if the recipe asks for a cache.
     """
 
     @property
     def digest(self) -> str:
-        """Digest of the engine, its settings and its corpus. The same digest means identical rankings."""
+        """Digest of the engine, its settings and its corpus.
+
+        The same digest means identical rankings.
+        """
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.
 
         Args:
             queries: any strings. An empty string gets an empty ranking.
-            k: maximum number of documents per query, at least 1. May exceed the number of documents.
+            k: maximum number of documents per query, at least 1. May exceed the number of
+                documents.
 
         Returns:
-            One ranking per query, in the order of ``queries``: at most ``k`` passages, best score first.
+            One ranking per query, in the order of ``queries``: at most ``k`` passages, best score
+            first.
 
         Raises:
-            RetrievalError: the engine could not answer. A failure is never reported as an empty ranking.
+            RetrievalError: the engine could not answer. A failure is never reported as an empty
+                ranking.
         """
 
 
 class CallableRetriever:
-    """Mixin that makes a retriever callable, so that it can be ``dspy.settings.rm`` (used by `dspy.Retrieve`)."""
+    """Mixin that makes a retriever callable, as ``dspy.settings.rm`` (used by `dspy.Retrieve`)."""
 
     def __call__(self: Retriever, query: str, k: int = 3, **kwargs: Any) -> list[Any]:
         """Search for one query. Inside a program run by leret, the search is recorded."""
@@ -56,7 +62,10 @@ class CallableRetriever:
 
 
 class NoRetriever:
-    """Retriever of kind ``none``, for programs without searches. Every search raises RetrievalError."""
+    """Retriever of kind ``none``, for programs without searches.
+
+    Every search raises RetrievalError.
+    """
 
     only_computes = True
     digest = "none"
@@ -71,7 +80,10 @@ class NoRetriever:
 
 
 class PartialResultsError(RetrievalError):
-    """Some queries of a batch failed. ``answered`` maps the queries that did not fail to their rankings."""
+    """Some queries of a batch failed.
+
+    ``answered`` maps the queries that did not fail to their rankings.
+    """
 
     def __init__(self, failure: LeretError, answered: Mapping[str, Ranking]) -> None:
         super().__init__(str(failure))
@@ -83,7 +95,7 @@ class Documents(Protocol):
     """Ordered mapping from ids to documents, such as `leret.datasets.corpus.Corpus`."""
 
     digest: str
-    """Digest of the documents and their order, computed like `leret.datasets.corpus.Corpus.digest`."""
+    """Digest of the documents and their order, like `leret.datasets.corpus.Corpus.digest`."""
 
     @property
     def parents(self) -> Mapping[str, str]:
@@ -127,7 +139,13 @@ def clip_k(k: int, n_documents: int) -> int:
 def search_valid(
     queries: Sequence[str], search: Callable[[list[str]], Sequence[Ranking]]
 ) -> list[Ranking]:
-    """Call ``search`` with the queries that have terms, as valid UTF-8. The other queries get an empty ranking."""
+    """Call ``search`` with the queries that have terms, as valid UTF-8.
+
+    The other queries get an empty ranking.
+    """
     queries_with_terms = [to_valid_utf8(query) for query in queries if has_terms(query)]
-    rankings = iter(search(queries_with_terms) if queries_with_terms else ())
-    return [next(rankings) if has_terms(query) else () for query in queries]
+    answers = iter(search(queries_with_terms) if queries_with_terms else ())
+    rankings: list[Ranking] = []
+    for query in queries:
+        rankings.append(next(answers) if has_terms(query) else ())
+    return rankings

@@ -40,11 +40,13 @@ class EngineKind:
         role: what the class is, and what its constructor takes:
 
             - ``index``: an `IndexEngine`; takes settings.
-            - ``composite``: a retriever over several indexes, with a manifest; see `leret.retrieval.fusion.Hybrid`.
-            - ``view``: a retriever over another kind's index; takes the retrievers that ``Class.parts(settings)``
-              describes, and settings.
+            - ``composite``: a retriever over several indexes, with a manifest; see
+                `leret.retrieval.fusion.Hybrid`.
+            - ``view``: a retriever over another kind's index; takes the retrievers that
+              ``Class.parts(settings)`` describes, and settings.
             - ``server``: a retriever; takes settings.
-            - ``corpus server``: a retriever; takes settings and a corpus. Its ``check`` method contacts the server.
+            - ``corpus server``: a retriever; takes settings and a corpus. Its ``check`` method
+                contacts the server.
     """
 
     settings: type[RetrieverSettings]
@@ -83,13 +85,15 @@ def load_retriever(
 ) -> Retriever:
     """Return the retriever of a recipe. Build its index if the index is missing.
 
-    An index in ``cache`` is rebuilt if it was built from another corpus or other settings. For an index named in the
-    settings, which may be shared and costly, this is an error instead. A remote server must be reachable. ``corpus``
-    may be None for servers. ``cache`` is the parent directory of indexes that the settings do not name.
+    An index in ``cache`` is rebuilt if it was built from another corpus or other settings. For an
+    index named in the settings, which may be shared and costly, this is an error instead. A remote
+    server must be reachable. ``corpus`` may be None for servers. ``cache`` is the parent directory
+    of indexes that the settings do not name.
 
     Raises:
         ConfigError: a URL is invalid, or an environment variable is not set.
-        RetrievalError: the index cannot be built or opened, its corpus or settings differ, or a server does not answer.
+        RetrievalError: the index cannot be built or opened, its corpus or settings differ, or a
+            server does not answer.
     """
     engine = ENGINES[settings.kind]
     if engine.role == "server":
@@ -113,15 +117,17 @@ def _open_or_build(
     *,
     shared: bool,
 ) -> Retriever:
-    if named := getattr(settings, "index", None):
-        directory, shared = Path(named), True
+    named = getattr(settings, "index", None)
+    if named:
+        directory = Path(named)
+        shared = True
     kind = ENGINES[settings.kind]
     if kind.role != "index":
         engine = kind.load()
-        parts = [
-            _open_or_build(part, corpus, directory / folder, progress, shared=shared)
-            for folder, part in engine.parts(settings).items()
-        ]
+        parts = []
+        for folder, part in engine.parts(settings).items():
+            retriever = _open_or_build(part, corpus, directory / folder, progress, shared=shared)
+            parts.append(retriever)
         if kind.role == "view":
             return _with_source(None, engine(*parts, settings))
         if not (shared and (directory / MANIFEST).exists()):
@@ -147,7 +153,10 @@ def _index_engine(settings: RetrieverSettings) -> IndexEngine:
 
 
 def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
-    """Return the manifest, with ``files`` empty, of an index with these settings. The models in them must exist."""
+    """Return the manifest, with ``files`` empty, of an index with these settings.
+
+    The models in them must exist.
+    """
     kind = ENGINES[settings.kind]
     if kind.role == "index":
         return Manifest.planned(_index_engine(settings), corpus)
@@ -155,15 +164,15 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
         raise RetrievalError(
             f"retriever.kind {settings.kind} has no index to build; choose a kind with an index"
         )
-    parts: Mapping[str, RetrieverSettings] = kind.load().parts(settings)
-    places = {}
+    engine = kind.load()
+    parts: Mapping[str, RetrieverSettings] = engine.parts(settings)
+    paths = {}
+    manifests = []
     for folder, part in parts.items():
         named = getattr(part, "index", None)
-        places[folder] = os.path.abspath(named) if named else folder
-    planned: Manifest = kind.load().manifest(
-        [plan_index(part, corpus) for part in parts.values()], settings, places
-    )
-    return planned
+        paths[folder] = os.path.abspath(named) if named else folder
+        manifests.append(plan_index(part, corpus))
+    return cast(Manifest, engine.manifest(manifests, settings, paths))
 
 
 def build_index(
@@ -172,7 +181,10 @@ def build_index(
     directory: Path,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Build an index, replacing the directory's content. For a composite, build only missing or outdated parts."""
+    """Build an index, replacing the directory's content.
+
+    For a composite, build only missing or outdated parts.
+    """
     if ENGINES[settings.kind].role == "index":
         return write_index(_index_engine(settings), corpus, directory, progress)
     planned = plan_index(settings, corpus)
@@ -182,32 +194,39 @@ def build_index(
 
 
 def model_keys() -> dict[str, str]:
-    """Map each kind to its first settings key that names a model. Kinds without models are omitted."""
-    return {
-        kind: name
-        for kind, engine in ENGINES.items()
-        for name, field in reversed(engine.settings.model_fields.items())
-        if (mark := mark_of(field, RecipePath)) and mark.hub
-    }
+    """Map each kind to its first settings key that names a model.
+
+    Kinds without models are omitted.
+    """
+    keys: dict[str, str] = {}
+    for kind, engine in ENGINES.items():
+        for name, field in engine.settings.model_fields.items():
+            mark = mark_of(field, RecipePath)
+            if mark and mark.hub:
+                keys.setdefault(kind, name)
+    return keys
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
-    """Read all files of an index, open it and search it. Raise RetrievalError if it is broken or not of ``corpus``."""
+    """Read all files of an index, open it and search it.
+
+    Raise RetrievalError if it is broken or not of ``corpus``.
+    """
     manifest = read_manifest(directory)
     if _role(manifest) == "composite":
         open_index(directory)
         for place in manifest.places.values():
             check_index(directory / place, corpus)
         return manifest
-    if problems := check_files(manifest, directory, content=True):
+    problems = check_files(manifest, directory, content=True)
+    if problems:
         raise RetrievalError(f"{directory}: {'; '.join(problems)}; build the index again")
     if corpus is not None:
         manifest.require_corpus(corpus, directory)
     documents = MappedDocuments(directory, manifest.corpus)
     sample = documents.passages(range(min(1, len(documents))), (0.0,))
-    open_index(directory).search(
-        [*(f"{passage.title} {passage.text}" for passage in sample), ""], 1
-    )
+    queries = [f"{passage.title} {passage.text}" for passage in sample]
+    open_index(directory).search([*queries, ""], 1)
     return manifest
 
 
@@ -215,7 +234,8 @@ def open_index(path: str | Path) -> Retriever:
     """Open an index directory. It contains the documents, so no corpus is needed.
 
     Raises:
-        RetrievalError: the directory is not an index, or the index is unfinished, broken, or needs a missing model.
+        RetrievalError: the directory is not an index, or the index is unfinished, broken, or needs
+            a missing model.
         MissingDependency: the engine's package is not installed.
     """
     directory = Path(path)
@@ -223,21 +243,19 @@ def open_index(path: str | Path) -> Retriever:
     role = _role(manifest)
     try:
         if role == "index":
-            return _open(
-                ENGINES[manifest.engine].load().from_manifest(manifest, directory), directory
-            )
+            engine = ENGINES[manifest.engine].load()
+            return _open(engine.from_manifest(manifest, directory), directory)
         if role == "composite":
-            engine, folders = (
-                ENGINES[manifest.engine].load(),
-                [directory / place for place in manifest.places.values()],
-            )
+            engine = ENGINES[manifest.engine].load()
+            folders = [directory / path for path in manifest.places.values()]
             settings = engine.settings_of(manifest)
-            if manifest.equals(
-                engine.manifest(list(map(read_manifest, folders)), settings, manifest.places)
-            ):
+            parts = [read_manifest(folder) for folder in folders]
+            planned = engine.manifest(parts, settings, manifest.places)
+            if manifest.equals(planned):
                 return _with_source(directory, engine(*map(open_index, folders), settings))
             raise RetrievalError(
-                f"{directory / MANIFEST} does not match the indexes of its parts; build the index again"
+                f"{directory / MANIFEST} does not match the indexes of its parts; "
+                "build the index again"
             )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise RetrievalError(
@@ -245,7 +263,8 @@ def open_index(path: str | Path) -> Retriever:
             f"({type(error).__name__}: {error}); build the index again"
         ) from error
     raise RetrievalError(
-        f"{directory} is an index of unknown kind {manifest.engine!r}; update leret or build it again"
+        f"{directory} is an index of unknown kind {manifest.engine!r}; "
+        "update leret or build it again"
     )
 
 
@@ -299,7 +318,10 @@ def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
 
 
 def reopen(record: Mapping[str, Any], directory: Path) -> Retriever:
-    """Open the retriever of a `retriever_record`. Paths in ``record`` are relative to ``directory``."""
+    """Open the retriever of a `retriever_record`.
+
+    Paths in ``record`` are relative to ``directory``.
+    """
     if "index" in record:
         return open_index((directory / record["index"]).resolve())
     return load_retriever(
@@ -328,7 +350,8 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
     """Open an index directory, or connect to a ``leret`` server.
 
     Raises:
-        ConfigError: the URL is invalid or contains a password, or the variable ``token_env`` is not set.
+        ConfigError: the URL is invalid or contains a password, or the variable ``token_env`` is not
+            set.
         RetrievalError: the index is missing or broken, or the server does not answer.
     """
     if index.startswith(("http://", "https://")):

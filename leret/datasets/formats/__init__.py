@@ -1,4 +1,7 @@
-"""Readers for each kind of `data`. To add a kind, add a file to this package and a line to `READERS`."""
+"""Readers for each kind of `data`.
+
+To add a kind, add a file to this package and a line to `READERS`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ READERS: dict[str, Reader] = {
     "world": WorldReader(),
     "personas": WorldReader(generate_personas),
 }
-"""Readers by kind. `detect_kind` tries them in order: 2wiki before hotpotqa, because 2wiki files fit both."""
+"""Readers by kind.
+
+`detect_kind` tries them in order: 2wiki before hotpotqa, because 2wiki files fit both.
+"""
 
 
 def reader_of(kind: str) -> Reader:
@@ -47,7 +53,10 @@ def reader_of(kind: str) -> Reader:
 
 
 def detect_kind(path: str) -> str:
-    """Detect the kind of a question file from its first record (or a folder by its files); jsonl if no kind fits."""
+    """Detect the kind of a question file from its first record, or of a folder from its files.
+
+    If no kind fits, it is jsonl.
+    """
     if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():

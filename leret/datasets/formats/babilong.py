@@ -1,11 +1,15 @@
-"""BABILong: bAbI stories whose sentences (the facts) are hidden among sentences from books (the noise).
+"""BABILong: bAbI stories among sentences from books.
 
-The question file has bAbI's text format (lines such as ``1 Mary moved to the bathroom.``; a question's line ends with
-its answer and the numbers of its supporting lines, after tabs), or consists of JSON lines with ``story``, ``question``,
-``answer`` and ``support`` (indices of sentences in the story, from 0). A task's inputs are ``question`` and ``chunks``.
-The facts keep their order, at random positions among the chunks. The other chunks are consecutive sentences from the
-books in ``data.noise``, read cyclically from a random start. The gold ids are the indices of the supporting chunks.
-Random choices depend only on ``data.noise_seed`` and the task's id. A story's first two sentences decide its split.
+The sentences of a story are the facts, and the sentences from books are the noise.
+
+The question file has bAbI's text format (lines such as ``1 Mary moved to the bathroom.``; a
+question's line ends with its answer and the numbers of its supporting lines, after tabs), or
+consists of JSON lines with ``story``, ``question``, ``answer`` and ``support`` (indices of
+sentences in the story, from 0). A task's inputs are ``question`` and ``chunks``. The facts keep
+their order, at random positions among the chunks. The other chunks are consecutive sentences from
+the books in ``data.noise``, read cyclically from a random start. The gold ids are the indices of
+the supporting chunks. Random choices depend only on ``data.noise_seed`` and the task's id. A
+story's first two sentences decide its split.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """
@@ -58,7 +62,7 @@ class Inputs(Mapping[str, Json]):
 
     question: str
     story: tuple[str, ...]
-    places: tuple[int, ...]  # indices of the story's sentences in the chunks, ascending
+    positions: tuple[int, ...]  # indices of the story's sentences in the chunks, ascending
     n: int  # number of chunks
     noise: Noise
     start: int  # index of the first noise sentence
@@ -67,14 +71,15 @@ class Inputs(Mapping[str, Json]):
     def text(self) -> str:
         """Text that identifies the inputs, without building the chunks; see `Task.text`."""
         n_noise = self.n - len(self.story)
-        filling = f"{n_noise} sentences of {self.noise.name[:8]} from {self.start}, facts at {self.places}"
-        return f"{' '.join(self.story)} {self.question} ({filling})"
+        noise = f"{n_noise} sentences of {self.noise.name[:8]} from {self.start}"
+        story = " ".join(self.story)
+        return f"{story} {self.question} ({noise}, facts at {self.positions})"
 
     def __getitem__(self, name: str) -> Json:
         if name == "question":
             return self.question
         if name == "chunks":
-            return _chunks(self.story, self.places, self.n, self.noise, self.start)
+            return _chunks(self.story, self.positions, self.n, self.noise, self.start)
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -86,11 +91,11 @@ class Inputs(Mapping[str, Json]):
 
 @lru_cache(_CHUNK_LISTS)
 def _chunks(
-    story: tuple[str, ...], places: tuple[int, ...], n: int, noise: Noise, start: int
+    story: tuple[str, ...], positions: tuple[int, ...], n: int, noise: Noise, start: int
 ) -> list[str]:
     rest = islice(cycle(noise.sentences), start, None)
-    facts = dict(zip(places, story, strict=True))
-    return [facts.get(place) or next(rest) for place in range(n)]
+    sentences = dict(zip(positions, story, strict=True))
+    return [sentences.get(i) or next(rest) for i in range(n)]
 
 
 class BabilongReader(Reader):
@@ -100,10 +105,12 @@ class BabilongReader(Reader):
         return "story" in record
 
     def tasks(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        noise, path = read_noise(data.noise), Path(data.questions)
+        noise = read_noise(data.noise)
+        path = Path(data.questions)
         with open_compressed(path) as file:
-            is_json = file.peek(1)[:1] in (b"{", b"[")
-        for record in records(path, problems) if is_json else babi_records(path, problems):
+            start = file.peek(1)[:1]
+        read = records if start in (b"{", b"[") else babi_records
+        for record in read(path, problems):
             with problems.at(record.place):
                 yield record, _task(record.value, data, noise)
 
@@ -116,39 +123,51 @@ class BabilongReader(Reader):
 
 
 def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task:
-    """Build a task from a question and its story; LeftOut if the story has more than ``data.facts`` sentences."""
-    story, support = value.get("story"), value.get("support")
-    if (
-        not isinstance(story, list)
-        or not story
-        or not all(isinstance(s, str) and s.strip() for s in story)
-    ):
-        raise wrong("story", story, "a list of sentences")
-    if (
-        not isinstance(support, list)
-        or not support
-        or not all(type(i) is int and 0 <= i < len(story) for i in support)
-    ):
-        raise wrong(
-            "support", support, f"sentence indices in the story, from 0 to {len(story) - 1}"
-        )
+    """Build a task from a question and its story.
+
+    LeftOut if the story has more than ``data.facts`` sentences.
+    """
+    story = _story(value)
+    support = _support(value, len(story))
     if len(story) > (data.facts or min(data.lengths, default=len(story))):
         raise LeftOut("story longer than data.facts")
-    id, question = text(value, "id"), text(value, "question")
+    id = text(value, "id")
+    question = text(value, "question")
     draw = random.Random(rank_of(id, data.noise_seed, "babilong"))
-    n = max(len(story), draw.choice(data.lengths) if data.lengths else 0)
-    places = tuple(sorted(draw.sample(range(n), len(story))))
-    inputs = Inputs(
-        question, tuple(story), places, n, noise, draw.randrange(max(1, len(noise.sentences)))
-    )
-    gold = tuple(dict.fromkeys(str(places[i]) for i in support))
+    n = len(story)
+    if data.lengths:
+        n = max(n, draw.choice(data.lengths))
+    positions = sorted(draw.sample(range(n), len(story)))
+    start = draw.randrange(max(1, len(noise.sentences)))
+    inputs = Inputs(question, story, tuple(positions), n, noise, start)
+    gold = tuple(dict.fromkeys(str(positions[i]) for i in support))
     kind = optional_text(value, "task")
     return Task(id, inputs, gold, answers(value, "answer"), kind, len(gold), split(value))
 
 
+def _story(value: Fields) -> tuple[str, ...]:
+    story = value.get("story")
+    if not isinstance(story, list) or not story:
+        raise wrong("story", story, "a list of sentences")
+    if not all(isinstance(sentence, str) and sentence.strip() for sentence in story):
+        raise wrong("story", story, "a list of sentences")
+    return tuple(story)
+
+
+def _support(value: Fields, n_sentences: int) -> list[int]:
+    support = value.get("support")
+    expected = f"sentence indices in the story, from 0 to {n_sentences - 1}"
+    if not isinstance(support, list) or not support:
+        raise wrong("support", support, expected)
+    if not all(type(i) is int and 0 <= i < n_sentences for i in support):
+        raise wrong("support", support, expected)
+    return support
+
+
 def read_noise(paths: tuple[str, ...]) -> Noise:
     """Read the sentences of text files, without Project Gutenberg's header and licence."""
-    name, sentences = blake2b(digest_size=16), list[str]()
+    name = blake2b(digest_size=16)
+    sentences: list[str] = []
     for path in paths:
         with open_compressed(Path(path)) as file:
             content = file.read()
@@ -161,50 +180,59 @@ def read_noise(paths: tuple[str, ...]) -> Noise:
             ) from error
         sentences += _sentences(_GUTENBERG.sub("", book))
     if paths and not sentences:
+        files = ", ".join(paths)
         raise DataError(
-            f"data.noise: no sentence of at least {_LEAST_WORDS} words in {', '.join(paths)}; use a book"
+            f"data.noise: no sentence of at least {_LEAST_WORDS} words in {files}; use a book"
         )
     return Noise(tuple(sentences), name.hexdigest())
 
 
 def _sentences(book: str) -> Iterator[str]:
-    for paragraph in re.split(r"\n\s*\n", book.replace("\r", "").lstrip("\ufeff")):
-        for sentence in _BETWEEN.split(" ".join(paragraph.split())):
+    content = book.replace("\r", "").lstrip("\ufeff")
+    for paragraph in re.split(r"\n\s*\n", content):
+        line = " ".join(paragraph.split())
+        for sentence in _BETWEEN.split(line):
             if len(sentence.split()) >= _LEAST_WORDS and not sentence.isupper():
                 yield sentence
 
 
 def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield each question of a file in bAbI's text format, with the preceding sentences of its story.
+    """Yield each question of a file in bAbI's text format, with the sentences before it.
 
     After a broken or missing line, the rest of the story is broken too.
     """
     story: list[str] = []
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}  # of the story's sentences, by the number of their line
     length = 0  # number of lines of the story
+    name = path.name.partition(".")[0]
     for number, line in lines(path, problems):
-        with problems.at(f"{path}:{number}"):
+        place = f"{path}:{number}"
+        with problems.at(place):
             head, _, rest = line.partition(" ")
             if not head.isdigit() or not rest:
-                fault = f"{line[:60]!r} is not a bAbI line; each line is a number, a space and a sentence"
-                raise BadRecord("broken line", fault)
+                fault = f"{line[:60]!r} is not a bAbI line"
+                advice = "each line is a number, a space and a sentence"
+                raise BadRecord("broken line", f"{fault}; {advice}")
             if head == "1":
-                story, places, length = [], {}, 0
+                story = []
+                indices = {}
+                length = 0
             if head != str(length + 1):
-                fault = f"line {head} of the story follows line {length}; restore the lines between them"
-                raise BadRecord("broken line", fault)
+                fault = f"line {head} of the story follows line {length}"
+                raise BadRecord("broken line", f"{fault}; restore the lines between them")
             length += 1
             if "\t" not in rest:
-                places[head] = len(story)
+                indices[head] = len(story)
                 story.append(rest.strip())
                 continue
-            question, answer, *support = (part.strip() for part in rest.split("\t"))
+            question, answer, *support = map(str.strip, rest.split("\t"))
+            supporting_lines = " ".join(support).split()
             value = {
-                "id": f"{path.name.partition('.')[0]}-{number}",
+                "id": f"{name}-{number}",
                 "question": question,
                 "answer": answer,
                 "story": list(story),
-                "support": [places.get(n, -1) for n in " ".join(support).split()],
+                "support": [indices.get(line_number, -1) for line_number in supporting_lines],
                 "split": split_of(digest(story[:2])),
             }
-            yield Record(f"{path}:{number}", number, value)
+            yield Record(place, number, value)

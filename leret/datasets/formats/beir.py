@@ -1,8 +1,10 @@
-"""BEIR folders: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/{train,dev,test}.tsv``. Files may be compressed.
+"""BEIR folders: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/{train,dev,test}.tsv``.
 
-The qrels files define the splits. A document with a score above 0 is gold, and the score is its grade. A line of a
-qrels file is ``query-id, corpus-id, score`` (with tabs) or, in TREC's format, ``query-id, 0, corpus-id, score`` (with
-tabs or spaces). All lines of a file have the same format.
+Files may be compressed.
+
+The qrels files define the splits. A document with a score above 0 is gold, and the score is its
+grade. A line of a qrels file is ``query-id, corpus-id, score`` (with tabs) or, in TREC's format,
+``query-id, 0, corpus-id, score`` (with tabs or spaces). All lines of a file have the same format.
 
 Source: Thakur et al., BEIR, arXiv 2104.08663.
 """
@@ -27,9 +29,8 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _BEIR = re.compile(r"([^\t]*\S[^\t]*)\t([^\t]*\S[^\t]*)\t\s*(-?[0-9]{1,18})\s*")
-_HEADLESS = re.compile(
-    rf"(?!.*\tq?0\t){_BEIR.pattern}", re.IGNORECASE
-)  # "0" may be TREC's second column
+# "0" may be TREC's second column
+_HEADLESS = re.compile(rf"(?!.*\tq?0\t){_BEIR.pattern}", re.IGNORECASE)
 _TREC = re.compile(r"(\S+)\s+q?0\s+(\S+)\s+(-?[0-9]{1,18})\s*", re.IGNORECASE)
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
@@ -41,10 +42,12 @@ class BeirReader(Reader):
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         folder = Path(data.questions)
-        judged, ids = _judgements(folder, problems), set[str]()
+        judged = _judgements(folder, problems)
+        ids: set[str] = set()
         for record in records(_file(folder, "queries.jsonl"), problems):
             with problems.at(record.place):
-                id, query = text(record.value, "_id", "id"), text(record.value, "text")
+                id = text(record.value, "_id", "id")
+                query = text(record.value, "text")
                 ids.add(id)
                 if id not in judged:
                     continue
@@ -69,7 +72,7 @@ class BeirReader(Reader):
 
 
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, dict[str, int]]]:
-    """Map each judged query to the first of train, dev and test that judges it, and to its grades there."""
+    """Map each judged query to its grades and the first of train, dev and test that judges it."""
     judgements: dict[str, tuple[SplitName, dict[str, int]]] = {}
     for path, split in _qrels(folder, problems).items():
         forms = [_HEADLESS, _TREC]  # the first line decides
@@ -78,22 +81,27 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
                 forms = [_BEIR] if line.count("\t") == 2 else [_TREC]
                 continue
             with problems.at(f"{path}:{number}"):
-                match = next(filter(None, [form.fullmatch(line) for form in forms]), None)
+                matches = [form.fullmatch(line) for form in forms]
+                match = next(filter(None, matches), None)
                 if match is None:
-                    fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
+                    fault = "is not query-id, corpus-id and a whole number, separated by tabs"
                     advice = (
                         "or TREC's query-id, 0, corpus-id and a whole number; use one format, "
                         "and BEIR's header or none"
                     )
-                    raise BadRecord("broken qrels", f"{fault}, {advice}")
+                    raise BadRecord("broken qrels", f"{line[:60]!r} {fault}, {advice}")
                 forms = [match.re]
-                query, doc_id, grade = match[1], match[2], int(match[3])
-                first, grades = judgements.setdefault(query, (split, {}))
-                if first != split:
+                query = match[1]
+                doc_id = match[2]
+                grade = int(match[3])
+                first_split, grades = judgements.setdefault(query, (split, {}))
+                if first_split != split:
                     raise LeftOut("query judged in an earlier split")
-                if grades.setdefault(doc_id, grade) != grade:
-                    fault = f"query {query!r} and document {doc_id!r} have two scores, {grades[doc_id]} and {grade}"
-                    raise BadRecord("two scores", f"{fault}; remove one")
+                first_grade = grades.setdefault(doc_id, grade)
+                if first_grade != grade:
+                    pair = f"query {query!r} and document {doc_id!r}"
+                    fault = f"{pair} have two scores, {first_grade} and {grade}; remove one"
+                    raise BadRecord("two scores", fault)
     return judgements
 
 
@@ -101,9 +109,8 @@ def _qrels(folder: Path, problems: Problems) -> dict[Path, SplitName]:
     """Return the split of each qrels file, in the order train, dev, test."""
     files: dict[Path, SplitName] = {}
     for split in ("train", "dev", "test"):
-        path = _only(
-            folder / "qrels", [f"{alias}.tsv" for alias, name in SPLITS.items() if name == split]
-        )
+        names = [f"{alias}.tsv" for alias, name in SPLITS.items() if name == split]
+        path = _only(folder / "qrels", names)
         if path:
             files[path] = SPLITS[split]
     if not files:
@@ -122,9 +129,14 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _only(folder: Path, names: list[str]) -> Path | None:
-    """Return the file with one of the names, which may be compressed. DataError if there are two."""
-    paths = [folder / f"{name}{end}" for name in names for end in ("", ".gz", ".zst", ".bz2")]
-    files = [path for path in paths if path.is_file()]
+    """Return the file with one of the names, which may be compressed.
+
+    DataError if there are two.
+    """
+    files: list[Path] = []
+    for name in names:
+        paths = [folder / f"{name}{suffix}" for suffix in ("", ".gz", ".zst", ".bz2")]
+        files += [path for path in paths if path.is_file()]
     if len(files) > 1:
         raise DataError(
             f"{files[0]} and {files[1].name} are the same part of the data; remove one of them"

@@ -1,7 +1,7 @@
-"""Find the turns that belong to one conversation, also if a file holds the conversation from both sides.
+"""Find the turns that belong to one conversation, also if a file holds it from both sides.
 
-ConvAI2's files hold each conversation twice: once from each speaker's side, with the personas exchanged. If the two
-sides were in different splits, test replies would be in training prompts.
+ConvAI2's files hold each conversation twice: once from each speaker's side, with the personas
+exchanged. If the two sides were in different splits, test replies would be in training prompts.
 """
 
 from __future__ import annotations
@@ -34,63 +34,76 @@ class Turn(NamedTuple):
 def plain(text: str) -> str:
     """Return the words of a text, without regard to case, punctuation, spaces and accents."""
     folded = unicodedata.normalize("NFKD", text).casefold().replace("'", "").replace("’", "")
-    return " ".join(
-        re.findall(r"\w+", "".join(char for char in folded if not unicodedata.combining(char)))
-    )
+    letters = [char for char in folded if not unicodedata.combining(char)]
+    words = re.findall(r"\w+", "".join(letters))
+    return " ".join(words)
 
 
 def utterances(task: Task) -> list[str]:
-    """Return the history and the reply of a dialogue's task, with `plain`; an empty list for other tasks."""
+    """Return the history and the reply of a dialogue's task, with `plain`; else an empty list."""
     history = task.inputs.get("history")
-    said = [*history, *task.answers[:1]] if isinstance(history, list) else []
-    return [plain(str(text)) for text in said]
+    if not isinstance(history, list):
+        return []
+    return [plain(str(text)) for text in (*history, *task.answers[:1])]
 
 
 def windows(texts: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Yield successive utterances that identify a conversation, and whether the speaker of the last text ends them."""
+    """Yield successive utterances that identify a conversation.
+
+    Yield with each whether the speaker of the last text ends them.
+    """
     for end in range(2, len(texts) + 1):
-        window = "\n".join(texts[max(end - LENGTH, 0) : end])
+        start = max(end - LENGTH, 0)
+        window = "\n".join(texts[start:end])
         if end >= LENGTH or len(window.split()) >= _LONG:
-            yield window, (len(texts) - end) % 2 == 0
+            n_later = len(texts) - end
+            yield window, n_later % 2 == 0
 
 
 def split_names(turns: Sequence[Turn]) -> list[str]:
     """Return a name for each turn; turns with the same name must be in one split.
 
-    The turns of a conversation have the same name, from both sides. So have turns with the same persona, unless this
-    would join more than half of the personas, as in ConvAI2, where each persona takes part in many conversations.
+    The turns of a conversation have the same name, from both sides. So have turns with the same
+    persona, unless this would join more than half of the personas, as in ConvAI2, where each
+    persona takes part in many conversations.
     """
     keys = _keys(turns)
+    pairs = zip(keys, turns, strict=True)
+    with_personas = [[*turn_keys, turn.persona] for turn_keys, turn in pairs]
     old_names = [turn.name for turn in turns]
-    names = _joined(
-        old_names, [[*turn_keys, turn.persona] for turn_keys, turn in zip(keys, turns, strict=True)]
-    )
-    n_joined = Counter(name for name, _ in {*zip(names, old_names, strict=True)})
+    names = _joined(old_names, with_personas)
+    renamings = set(zip(names, old_names, strict=True))
+    n_joined = Counter(name for name, _ in renamings)
     if max(n_joined.values(), default=0) <= max(2, n_joined.total() / 2):
         return names
-    return _joined([digest(turn.task.inputs) for turn in turns], keys)
+    digests = [digest(turn.task.inputs) for turn in turns]
+    return _joined(digests, keys)
 
 
 def _keys(turns: Sequence[Turn]) -> list[list[Hashable]]:
     """Return the keys of each turn, with the windows that occur from both sides.
 
-    A history may hold only the partner's utterances, as in LAPDOG's files, so neighbouring turns are joined, too.
+    A history may hold only the partner's utterances, as in LAPDOG's files, so neighbouring turns
+    are joined, too.
     """
     texts = [utterances(turn.task) for turn in turns]
     between: list[set[tuple[str, bool]]] = []
     for (first, before), (second, said) in pairwise(zip(turns, texts, strict=True)):
-        joined = [*before[-2:], *said[-2:]] if first.persona == second.persona else []
+        joined: list[str] = []
+        if first.persona == second.persona:
+            joined = [*before[-2:], *said[-2:]]
         between.append(set(windows(joined)))
-    with_neighbours = zip(
-        texts, [(), *between], [*between, ()], strict=False
-    )  # longer if there are no turns
+    # strict=False: longer than `texts` if there are no turns
+    with_neighbours = zip(texts, [(), *between], [*between, ()], strict=False)
     views = [{*windows(said), *before, *after} for said, before, after in with_neighbours]
     seen = set[tuple[str, bool]]().union(*views)
     keys: list[list[Hashable]] = []
     for turn, view in zip(turns, views, strict=True):
-        keys.append(
-            [*turn.keys, *(window for window, speaks in view if (window, not speaks) in seen)]
-        )
+        turn_keys = [*turn.keys]
+        for window, speaks in view:
+            if (window, not speaks) in seen:
+                turn_keys.append(window)
+        keys.append(turn_keys)
     return keys
 
 
@@ -101,10 +114,10 @@ def _joined(names: list[str], keys: Sequence[Sequence[Hashable]]) -> list[str]:
         for name, turn_keys in zip(names, keys, strict=True):
             for key in turn_keys:
                 least[key] = min(name, least.get(key, name))
-        before = names
-        names = [
-            min([name, *map(least.__getitem__, turn_keys)])
-            for name, turn_keys in zip(before, keys, strict=True)
-        ]
-        if names == before:
+        new_names = []
+        for name, turn_keys in zip(names, keys, strict=True):
+            candidates = [name, *(least[key] for key in turn_keys)]
+            new_names.append(min(candidates))
+        if new_names == names:
             return names
+        names = new_names

@@ -1,16 +1,21 @@
 """Dialogues with personas: ConvAI2's text files, JSON lines, and LAPDOG's JSON lines.
 
-A ConvAI2 line starts with its number in the dialogue. Lines of the persona (``1 your persona: i like tea .``) come
-before turns (``4 the partner's utterance<TAB>reply``). The partner's persona and candidates after further tabs are not
-inputs. Each turn is a task. A JSON object has ``persona``, ``history`` (utterances, the partner's last), ``reply``,
-and optionally ``stories`` (texts, or objects with ``id``, ``title`` and ``text``), ``id``, ``dialogue`` and ``split``.
-LAPDOG's objects (arXiv 2406.18847) have the three in a text, ``{"question": "persona: i like tea. i have a dog.
-context: Q: hi R: hello Q: who are you?", "answers": ["..."]}``. The labels ``Q:`` and ``R:`` only separate utterances:
-LAPDOG's own files keep the partner's last three, so every second context begins or ends with ``R:``.
-A task's inputs are ``persona`` and ``history``; the stories of all records are the corpus, unless `data.corpus` names
-another, with leret's JSON lines.
+A ConvAI2 line starts with its number in the dialogue. Lines of the persona (``1 your persona: i
+like tea .``) come before turns (``4 the partner's utterance<TAB>reply``). The partner's persona and
+candidates after further tabs are not inputs. Each turn is a task. A JSON object has ``persona``,
+``history`` (utterances, the partner's last), ``reply``, and optionally ``stories`` (texts, or
+objects with ``id``, ``title`` and ``text``), ``id``, ``dialogue`` and ``split``.
 
-The tasks of a conversation are in one split, also if the file holds it from both sides (`conversations`).
+LAPDOG's objects (arXiv 2406.18847) have the three in a text, ``{"question": "persona: i like tea. i
+have a dog. context: Q: hi R: hello Q: who are you?", "answers": ["..."]}``. The labels ``Q:`` and
+``R:`` only separate utterances: LAPDOG's own files keep the partner's last three, so every second
+context begins or ends with ``R:``.
+
+A task's inputs are ``persona`` and ``history``; the stories of all records are the corpus, unless
+`data.corpus` names another, with leret's JSON lines.
+
+The tasks of a conversation are in one split, also if the file holds it from both sides
+(`conversations`).
 """
 
 from __future__ import annotations
@@ -55,7 +60,8 @@ class DialogueReader(FileReader):
     """Reads all three formats; a file is JSON if it begins with a brace or a bracket."""
 
     def fits(self, record: Fields) -> bool:
-        return super().fits(record) or _QUESTION.fullmatch(str(record.get("question"))) is not None
+        question = str(record.get("question"))
+        return super().fits(record) or _QUESTION.fullmatch(question) is not None
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         pairs = list(super().tasks(data, problems))
@@ -72,7 +78,8 @@ class DialogueReader(FileReader):
 def _is_convai2(path: Path) -> bool:
     with open_compressed(path) as file:
         start = file.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return not start.startswith((b"{", b"[", b"PAR1")) and not {".csv", ".tsv"} & set(path.suffixes)
+    is_table = not {".csv", ".tsv"}.isdisjoint(path.suffixes)
+    return not is_table and not start.startswith((b"{", b"[", b"PAR1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,44 +90,54 @@ class _Line(Record):
 
 
 def _turn(record: Record, task: Task) -> Turn:
-    label, persona = record.value.get("dialogue"), task.inputs["persona"]
+    label = record.value.get("dialogue")
     if label not in (None, ""):
-        return Turn(task, str(label), ("dialogue", str(label)))
+        name = str(label)
+        return Turn(task, name, ("dialogue", name))
+    persona = task.inputs["persona"]
     name = digest(persona or task.inputs)
+    sentences = frozenset(map(plain, persona))
     keys = [record.start] if isinstance(record, _Line) else []
-    return Turn(task, name, frozenset(map(plain, persona)) or name, keys)
+    return Turn(task, name, sentences or name, keys)
 
 
 def _turns(path: Path, problems: Problems) -> Iterator[Record]:
     """Yield each turn of a ConvAI2 file as a record with the fields of the JSON format."""
-    persona, history, start = list[str](), list[str](), 0
+    persona: list[str] = []
+    history: list[str] = []
+    start = 0
+    name = path.name.partition(".")[0]
     for number, line in lines(path, problems):
-        with problems.at(f"{path}:{number}"):
+        place = f"{path}:{number}"
+        with problems.at(place):
             head, _, rest = line.partition(" ")
             if not head.isdigit() or not rest:
-                fault = f"{line[:60]!r} is not a ConvAI2 line; each line is a number, a space and a text"
-                raise BadRecord("broken line", fault)
+                fault = f"{line[:60]!r} is not a ConvAI2 line"
+                advice = "each line is a number, a space and a text"
+                raise BadRecord("broken line", f"{fault}; {advice}")
             if head == "1":
-                persona, history, start = [], [], number
+                persona = []
+                history = []
+                start = number
             who, mark, sentence = rest.partition(" persona: ")
             if mark and who in {"your", "partner's"}:
                 if who == "your":
                     persona.append(sentence.strip())
                 continue
-            said, _, reply = rest.partition("\t")
-            reply = reply.partition("\t")[0].strip()
+            said, reply, *_ = map(str.strip, [*rest.split("\t"), ""])
             if not reply:
                 fault = f"{line[:60]!r} has no reply; a turn is an utterance, a tab and a reply"
                 raise BadRecord("broken line", fault)
-            if said.strip() not in {"", _SILENCE}:
-                history.append(said.strip())
+            if said not in {"", _SILENCE}:
+                history.append(said)
             value = {
-                "id": f"{path.name.partition('.')[0]}-{number}",
+                "id": f"{name}-{number}",
                 "persona": persona,
                 "history": [*history],
+                "reply": reply,
+                "dialogue": None if persona else str(start),
             }
-            answered = {"reply": reply, "dialogue": None if persona else str(start)}
-            yield _Line(f"{path}:{number}", number, {**value, **answered}, start=start)
+            yield _Line(place, number, value, start=start)
             history.append(reply)
 
 
@@ -130,8 +147,9 @@ def _task(record: Fields) -> Task:
     else:
         inputs = {name: _texts(record, name) for name in ("persona", "history")}
         replies = (text(record, "reply"),)
-    name = text(record, "id") if record.get("id") is not None else digest(inputs, *replies)
-    return Task(name, inputs, answers=replies, split=split(record))
+    has_id = record.get("id") is not None
+    id = text(record, "id") if has_id else digest(inputs, *replies)
+    return Task(id, inputs, answers=replies, split=split(record))
 
 
 def _parted(record: Fields) -> tuple[dict[str, list[str]], tuple[str, ...]]:
@@ -141,19 +159,22 @@ def _parted(record: Fields) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     if parts is None:
         advice = "it should be 'persona: SENTENCES context: Q: UTTERANCE R: UTTERANCE Q: UTTERANCE'"
         raise BadRecord("broken dialogue", f"field 'question' is {question[:60]!r}; {advice}")
-    persona = filter(None, _SENTENCE_END.split((parts[1] or "").strip()))
+    persona = (parts[1] or "").strip()
+    sentences = [sentence for sentence in _SENTENCE_END.split(persona) if sentence]
     replies = text_list(record, "answers")
     if not replies:
         raise BadRecord(
             "empty field", 'field \'answers\' has no reply; add it, as in "answers": ["i am fine"]'
         )
-    return {"persona": list(persona), "history": _utterances(parts[2])}, tuple(
-        map(str.strip, replies)
-    )
+    inputs = {"persona": sentences, "history": _utterances(parts[2])}
+    return inputs, tuple(map(str.strip, replies))
 
 
 def _utterances(context: str) -> list[str]:
-    """Part a context at its labels; ``q:`` is no label in a context that begins with ``Q:``, or the reverse."""
+    """Part a context at its labels.
+
+    ``q:`` is no label in a context that begins with ``Q:``, or the reverse.
+    """
     if not context:
         return []
     labels = "qr" if context[0].islower() else "QR"
@@ -169,11 +190,15 @@ def _texts(record: Fields, name: str) -> list[Any]:
     """Return a field that holds texts, in order and with repetitions."""
     value = record.get(name)
     items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list) or not all(
-        isinstance(item, str) and item.strip() for item in items
-    ):
-        raise wrong(name, value, "a list of non-empty strings")
-    return [item.strip() for item in items]
+    expected = "a list of non-empty strings"
+    if not isinstance(items, list):
+        raise wrong(name, value, expected)
+    texts = []
+    for item in items:
+        if not isinstance(item, str) or not item.strip():
+            raise wrong(name, value, expected)
+        texts.append(item.strip())
+    return texts
 
 
 def _stories(record: Fields) -> Iterable[Document]:
@@ -186,8 +211,10 @@ def _stories(record: Fields) -> Iterable[Document]:
     for item in stories:
         story = {"text": item} if isinstance(item, str) else item
         body = text(story, "text")
-        name = text(story, "id") if story.get("id") is not None else digest(body)
-        yield Document(name, optional_text(story, "title") or "", body)
+        has_id = story.get("id") is not None
+        id = text(story, "id") if has_id else digest(body)
+        title = optional_text(story, "title") or ""
+        yield Document(id, title, body)
 
 
 DIALOGUE = DialogueReader(

@@ -1,17 +1,21 @@
 """leret's JSON lines, and tables (CSV, Parquet) with the same fields.
 
-Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and optionally ``answers`` (several), ``type``, ``hops``,
-``split`` and ``relevance`` (grades of the relevant documents by id). A mapping ``inputs`` holds more inputs, or all of
-them. ``query`` is an alias of ``question``. ``id`` defaults to the digest of the inputs. Corpora: ``{"doc_id", "title",
-"text"}``; ``_id`` and ``id`` are aliases of ``doc_id``, and ``title`` is optional. A chunk also has ``parent``, the
-id of its document. Other fields are ignored.
-Ids may be whole numbers. ``relevant_doc_ids`` is one id, a list, or a text with several ids (see
-`leret.datasets.load`). ``answer`` and ``answers`` are one text or a list; in a CSV file, a list is written as JSON. A
-blank answer is no reference answer. Questions that are marked as unanswerable are left out.
+Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and optionally ``answers`` (several),
+``type``, ``hops``, ``split`` and ``relevance`` (grades of the relevant documents by id). A mapping
+``inputs`` holds more inputs, or all of them. ``query`` is an alias of ``question``. ``id`` defaults
+to the digest of the inputs. Corpora: ``{"doc_id", "title", "text"}``; ``_id`` and ``id`` are
+aliases of ``doc_id``, and ``title`` is optional. A chunk also has ``parent``, the id of its
+document. Other fields are ignored.
 
-Kind ``chunks`` holds tasks with candidates to pick: ``{"id", "question", "chunks": [...], "support": [...],
-"answer"}``. A chunk is ``{"id", "title", "text"}`` or a string, whose id is its index (from 0). ``support`` lists
-indices or ids of the gold chunks. The task's inputs are ``question`` and ``chunks``. Other fields are as above.
+Ids may be whole numbers. ``relevant_doc_ids`` is one id, a list, or a text with several ids (see
+`leret.datasets.load`). ``answer`` and ``answers`` are one text or a list; in a CSV file, a list is
+written as JSON. A blank answer is no reference answer. Questions that are marked as unanswerable
+are left out.
+
+Kind ``chunks`` holds tasks with candidates to pick: ``{"id", "question", "chunks": [...],
+"support": [...], "answer"}``. A chunk is ``{"id", "title", "text"}`` or a string, whose id is its
+index (from 0). ``support`` lists indices or ids of the gold chunks. The task's inputs are
+``question`` and ``chunks``. Other fields are as above.
 """
 
 from __future__ import annotations
@@ -33,10 +37,14 @@ def _task(record: Fields) -> Task:
     if not gold and not answers:
         fault = "no 'relevant_doc_ids', 'answer' or 'answers' to score against"
         raise BadRecord("missing field", f"{fault}; the fields are {field.names_in(record)}")
+    if "id" in record:
+        id = field.text(record, "id")
+    elif len(inputs) == 1:
+        id = digest(*inputs.values())
+    else:
+        id = digest(inputs)
     return Task(
-        id=field.text(record, "id")
-        if "id" in record
-        else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
+        id=id,
         inputs=inputs,
         gold=gold,
         answers=answers,
@@ -65,11 +73,15 @@ def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise field.wrong("relevance", value, "whole numbers by document id")
     for doc_id, grade in value.items():
-        if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
+        is_number = isinstance(grade, int) and not isinstance(grade, bool)
+        is_relevant = doc_id in gold
+        if not is_number or (grade > 0) != is_relevant:
             raise field.wrong(
                 f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents"
             )
-    return dict(value) if set(value.values()) - {1} else {}
+    if set(value.values()) == {1}:
+        return {}
+    return dict(value)
 
 
 def _documents(record: Fields) -> Iterable[Document]:
@@ -81,15 +93,16 @@ def _documents(record: Fields) -> Iterable[Document]:
     title = field.optional_text(record, "title") or ""
     if "text" not in record:
         field.text(record, "text")  # raises with the available fields
-    is_list = isinstance(record["text"], list)
-    body = (
-        field.sentences(record["text"], doc_id) if is_list else field.optional_text(record, "text")
-    )
+    if isinstance(record["text"], list):
+        body = field.sentences(record["text"], doc_id)
+    else:
+        body = field.optional_text(record, "text") or ""
     if not (body or title).strip():
         raise BadRecord(
             "empty field", f"field 'text' of document {doc_id!r} is empty, and it has no title"
         )
-    yield Document(doc_id, title, body or "", field.optional_text(record, "parent"))
+    parent = field.optional_text(record, "parent")
+    yield Document(doc_id, title, body, parent)
 
 
 def _with_chunks(record: Fields) -> Task:
@@ -100,36 +113,37 @@ def _with_chunks(record: Fields) -> Task:
         )
     if "relevant_doc_ids" in record:
         raise BadRecord("field twice", "gold chunks are in 'support'; remove 'relevant_doc_ids'")
-    texts = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
-    ids = [
-        str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(texts)
-    ]
+    texts = []
+    ids = []
+    for i, value in enumerate(chunks):
+        chunk = _chunk(value, i)
+        texts.append(chunk)
+        ids.append(str(i) if isinstance(chunk, str) else chunk["id"])
     if len(set(ids)) < len(ids):
         raise BadRecord("duplicate id", "two of the 'chunks' have the same id; make ids unique")
     support = record.get("support") or []
     if not isinstance(support, list):
         raise field.wrong("support", support, "a list of indices or ids of chunks")
-    gold = [ids[s] if type(s) is int and 0 <= s < len(ids) else s for s in support]
-    for doc_id in gold:
+    gold = []
+    for item in support:
+        is_index = type(item) is int and 0 <= item < len(ids)
+        doc_id = ids[item] if is_index else item
         if doc_id not in ids:
-            raise field.wrong(
-                "support", doc_id, f"the id of a chunk, or an index from 0 to {len(ids) - 1}"
-            )
+            expected = f"the id of a chunk, or an index from 0 to {len(ids) - 1}"
+            raise field.wrong("support", doc_id, expected)
+        gold.append(doc_id)
     task = _task({**record, "relevant_doc_ids": gold})
     return replace(task, inputs={**task.inputs, "chunks": texts})
 
 
-def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
+def _chunk(chunk: Any, index: int) -> str | dict[str, str]:
     if isinstance(chunk, str):
         return field.text({"chunks": chunk}, "chunks")
     if not isinstance(chunk, Mapping):
         raise field.wrong("chunks", chunk, "a list of texts, or of objects with id, title and text")
-    id = str(place) if chunk.get("id") is None else field.text(chunk, "id")
-    return {
-        "id": id,
-        "title": field.optional_text(chunk, "title") or "",
-        "text": field.text(chunk, "text"),
-    }
+    id = str(index) if chunk.get("id") is None else field.text(chunk, "id")
+    title = field.optional_text(chunk, "title") or ""
+    return {"id": id, "title": title, "text": field.text(chunk, "text")}
 
 
 def no_documents(record: Fields) -> Iterable[Document]:

@@ -1,7 +1,8 @@
 """People, companies and works of the generated world, and the lexicon of their names.
 
-Every name is a pair of parts. The lists of parts share no word, so a word identifies the kind of its name, and an
-unseen name is a new pair of known parts. All words are invented or everyday English.
+Every name is a pair of parts. The lists of parts share no word, so a word identifies the kind of
+its name, and an unseen name is a new pair of known parts. All words are invented or everyday
+English.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import product
 
-_LINES = (
-    (resources.files("leret.datasets.world") / "lexicon.txt")
-    .read_text(encoding="utf-8")
-    .splitlines()
-)
+_LEXICON = resources.files("leret.datasets.world") / "lexicon.txt"
+_LINES = _LEXICON.read_text(encoding="utf-8").splitlines()
 LISTS = {name: tuple(words) for name, *words in map(str.split, _LINES)}
-FIRST_NAMES, LAST_NAMES, CITIES = LISTS["FIRST_NAMES"], LISTS["LAST_NAMES"], LISTS["CITIES"]
-ADJECTIVES, NOUNS, FIRMS, TRADES = (
-    LISTS[name] for name in ("ADJECTIVES", "NOUNS", "FIRMS", "TRADES")
-)
-AWARDS, INSTRUMENTS = LISTS["AWARDS"], LISTS["INSTRUMENTS"]
+FIRST_NAMES = LISTS["FIRST_NAMES"]
+LAST_NAMES = LISTS["LAST_NAMES"]
+CITIES = LISTS["CITIES"]
+ADJECTIVES = LISTS["ADJECTIVES"]
+NOUNS = LISTS["NOUNS"]
+FIRMS = LISTS["FIRMS"]
+TRADES = LISTS["TRADES"]
+AWARDS = LISTS["AWARDS"]
+INSTRUMENTS = LISTS["INSTRUMENTS"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class Person:
     def text(self) -> str:
         last = self.name.split()[-1]
         return (
-            f"{self.name} is a {self.trade} born in {self.year} in {self.city}. {last} studied at {self.university}, "
+            f"{self.name} is a {self.trade} born in {self.year} in {self.city}. "
+            f"{last} studied at {self.university}, "
             f"won the {self.award} and played the {self.instrument}."
         )
 
@@ -135,16 +139,19 @@ class Work:
 
     @property
     def text(self) -> str:
-        first, second = self.people
+        kind = self.kind.name
         did, also, backed = self.kind.verbs
+        first = self.people[0].name
+        second = self.people[1].name
+        company = self.company.name
         if self.wording == 0:
             return (
-                f"{self.name} is a {self.year} {self.genre} {self.kind.name} {did} by {first.name} and {also} by "
-                f"{second.name}. The {self.kind.name} was {backed} by {self.company.name}."
+                f"{self.name} is a {self.year} {self.genre} {kind} "
+                f"{did} by {first} and {also} by {second}. The {kind} was {backed} by {company}."
             )
         return (
-            f"{self.name} is a {self.genre} {self.kind.name} {backed} by {self.company.name} in {self.year}. "
-            f"The {self.kind.name} was {also} by {second.name} and {did} by {first.name}."
+            f"{self.name} is a {self.genre} {kind} {backed} by {company} in {self.year}. "
+            f"The {kind} was {also} by {second} and {did} by {first}."
         )
 
 
@@ -158,7 +165,7 @@ class Cast:
 
 
 class Names:
-    """Generators of unique names, and of ``n_documents`` ids, shuffled so that an id reveals nothing."""
+    """Generators of unique names, and of ``n_documents`` ids in random order."""
 
     def __init__(self, rng: random.Random, n_documents: int) -> None:
         self.person = _pairs(rng, FIRST_NAMES, LAST_NAMES, "{} {}").__next__
@@ -172,27 +179,20 @@ class Names:
 def _pairs(
     rng: random.Random, first: Sequence[str], second: Sequence[str], form: str
 ) -> Iterator[str]:
-    order = list(range(len(first) * len(second)))
-    rng.shuffle(order)
-    return (form.format(first[i // len(second)], second[i % len(second)]) for i in order)
+    pairs = list(product(first, second))
+    rng.shuffle(pairs)
+    return (form.format(*pair) for pair in pairs)
 
 
 def make_cast(
     rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int
 ) -> Cast:
-    """Invent people (at least 2), companies (at least 1) and works. Two to four works in a row share a name."""
+    """Invent people (at least 2), companies (at least 1) and works.
+
+    Two to four works in a row share a name.
+    """
     people = tuple(_person(rng, names) for _ in range(n_people))
-    companies = tuple(
-        Company(
-            names.doc_id(),
-            names.company(),
-            rng.choice(("media", "trading", "cultural", "family")),
-            rng.randint(1930, 1999),
-            rng.choice(CITIES),
-            rng.choice(people),
-        )
-        for _ in range(n_companies)
-    )
+    companies = tuple(_company(rng, names, people) for _ in range(n_companies))
     works: list[Work] = []
     while len(works) < n_works:
         name = names.work()
@@ -205,15 +205,30 @@ def _person(rng: random.Random, names: Names) -> Person:
     pick: Callable[[Sequence[str]], str] = rng.choice
     city = pick(CITIES)
     campus = pick(CITIES)
+    trade = pick(("artist", "writer", "maker", "performer", "craftsman", "teacher"))
+    year = rng.randint(1930, 1999)
+    patron = pick(AWARDS)
+    prize = pick(("Medal", "Prize"))
     return Person(
         doc_id=names.doc_id(),
         name=names.person(),
-        trade=pick(("artist", "writer", "maker", "performer", "craftsman", "teacher")),
-        year=rng.randint(1930, 1999),
+        trade=trade,
+        year=year,
         city=city,
         university=f"{campus} University",
-        award=f"{pick(AWARDS)} {pick(('Medal', 'Prize'))}",
+        award=f"{patron} {prize}",
         instrument=pick(INSTRUMENTS),
+    )
+
+
+def _company(rng: random.Random, names: Names, people: Sequence[Person]) -> Company:
+    return Company(
+        doc_id=names.doc_id(),
+        name=names.company(),
+        sector=rng.choice(("media", "trading", "cultural", "family")),
+        year=rng.randint(1930, 1999),
+        city=rng.choice(CITIES),
+        founder=rng.choice(people),
     )
 
 

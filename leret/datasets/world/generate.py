@@ -1,10 +1,11 @@
-"""A generated world: a corpus of short documents about invented people, works and companies, with questions.
+"""A generated world: short documents about invented people, works and companies, and questions.
 
-`leret demo` uses this world because it needs no download, no model knows its names, and its questions need search. A
-bridge question names a work and asks about one of its makers, so the first document is needed to search for the second.
-A comparison question names both entities. Some documents are traps for lexical search: works share a name, people share
-a first or last name, and surveys, festivals and gazettes contain the questions' words or names but no answers. Each
-person, work and company occurs in the questions of only one split.
+`leret demo` uses this world because it needs no download, no model knows its names, and its
+questions need search. A bridge question names a work and asks about one of its makers, so the first
+document is needed to search for the second. A comparison question names both entities. Some
+documents are traps for lexical search: works share a name, people share a first or last name, and
+surveys, festivals and gazettes contain the questions' words or names but no answers. Each person,
+work and company occurs in the questions of only one split.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ def generate(
     comparison: float = 0.25,
     three_hop: float = 0.0,
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    """Return documents sorted by id, and train, dev and test questions with their gold documents in hop order.
+    """Return documents sorted by id, and train, dev and test questions.
 
-    ``comparison`` is the share of questions that compare two named entities. ``three_hop`` is the share of bridge
-    questions with a third document, a university; universities are shared by all splits. Shares are in [0, 1].
+    The gold documents of a question are in hop order.
+
+    ``comparison`` is the share of questions that compare two named entities. ``three_hop`` is the
+    share of bridge questions with a third document, a university; universities are shared by all
+    splits. Shares are in [0, 1].
     """
     for name, share in (("comparison", comparison), ("three_hop", three_hop)):
         if not 0 <= share <= 1:
@@ -50,23 +54,28 @@ def generate(
         )
     rng = random.Random(f"leret world {seed}")
     names = Names(rng, 20_000)
-    casts = {
-        split: make_cast(rng, names, n + 8, n // 5 + 4, n + 24) for split, n in sizes.items() if n
-    }
+    casts: dict[str, Cast] = {}
+    for split, n in sizes.items():
+        if n:
+            n_people = n + 8
+            n_companies = n // 5 + 4
+            n_works = n + 24
+            casts[split] = make_cast(rng, names, n_people, n_companies, n_works)
     universities = {f"{city} University": _university(rng, names, city) for city in lexicon.CITIES}
-    documents = [document for cast in casts.values() for document in _describe(cast)]
+    documents: list[Document] = []
+    for cast in casts.values():
+        documents += _describe(cast)
     documents += universities.values()
     documents += _traps(rng, names, list(casts.values()))
-    questions: list[Task] = []
+    documents.sort(key=lambda document: document.doc_id)
+    tasks: list[Task] = []
     for split, cast in casts.items():
-        asked = _ask(rng, cast, sizes[split], comparison, three_hop, universities)
-        questions += [
-            Task.question(
-                f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split=split
-            )
-            for i, (text, answer, gold, kind) in enumerate(asked)
-        ]
-    return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
+        questions = _ask(rng, cast, sizes[split], comparison, three_hop, universities)
+        for i, (text, answer, gold, kind) in enumerate(questions):
+            id = f"w{seed}-{split}-{i:04d}"
+            task = Task.question(id, text, answer, gold, kind, len(gold), split=split)
+            tasks.append(task)
+    return tuple(documents), tuple(tasks)
 
 
 World = tuple[tuple[Document, ...], tuple[Task, ...]]
@@ -82,22 +91,28 @@ class WorldReader(Reader):
     brings_documents = True
 
     def tasks(self, data: GeneratedSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        for number, task in enumerate(self._world(data)[1], 1):
-            yield Record(task.id, number, {}), task
+        _, tasks = self._world(data)
+        for number, task in enumerate(tasks, 1):
+            record = Record(task.id, number, {})
+            yield record, task
 
     def documents(
         self, data: GeneratedSettings, problems: Problems
     ) -> Iterator[tuple[Record, Document]]:
-        for number, document in enumerate(self._world(data)[0], 1):
-            yield Record(document.doc_id, number, {}), document
+        documents, _ = self._world(data)
+        for number, document in enumerate(documents, 1):
+            record = Record(document.doc_id, number, {})
+            yield record, document
 
     def _world(self, data: GeneratedSettings) -> World:
-        known = [name for name in inspect.signature(self.make).parameters if name != "seed"]
+        parameters = inspect.signature(self.make).parameters
+        options = [name for name in parameters if name != "seed"]
         for name, value in data.options.items():
-            if name not in known:
-                expected = ", ".join(known)
+            if name not in options:
+                available = ", ".join(options)
                 raise DataError(
-                    f"data.options: unknown option {name!r} of kind {data.kind}; available: {expected}"
+                    f"data.options: unknown option {name!r} of kind {data.kind}; "
+                    f"available: {available}"
                 )
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise DataError(f"data.options.{name} is {value!r}; set a number")
@@ -108,38 +123,42 @@ _Asked = tuple[str, str, tuple[str, ...], str]  # text, answer, gold, type
 
 
 def _describe(cast: Cast) -> Iterator[Document]:
-    described: tuple[Person | Company, ...] = (*cast.people, *cast.companies)
-    for one in described:
-        yield Document(one.doc_id, one.name, one.text)
+    for person in cast.people:
+        yield Document(person.doc_id, person.name, person.text)
+    for company in cast.companies:
+        yield Document(company.doc_id, company.name, company.text)
     for work in cast.works:
         yield Document(work.doc_id, work.title, work.text)
 
 
 def _university(rng: random.Random, names: Names, city: str) -> Document:
     year = rng.randint(1930, 1999)
-    text = f"{city} University is a university opened in {year}. {city} University has a famous library."
-    return Document(names.doc_id(), f"{city} University", text)
+    name = f"{city} University"
+    text = f"{name} is a university opened in {year}. {name} has a famous library."
+    return Document(names.doc_id(), name, text)
 
 
 def _traps(rng: random.Random, names: Names, casts: Sequence[Cast]) -> Iterator[Document]:
-    """Yield documents without answers. Some have the questions' words but no names; others have names but no facts."""
+    """Yield documents without answers.
+
+    Some have the questions' words but no names; others have names but no facts.
+    """
     for kind in KINDS:
         for _ in range(_SURVEYS_A_KIND):
             yield _survey(rng, names, kind)
     for i in range(_FESTIVALS):
-        city, cast = rng.choice(lexicon.CITIES), casts[i % len(casts)]
-        shown = ", ".join(f"the {work.kind.name} {work.name}" for work in rng.sample(cast.works, 3))
-        yield Document(
-            names.doc_id(), f"{city} Festival", f"The festival of {city} once showed {shown}."
-        )
+        city = rng.choice(lexicon.CITIES)
+        cast = casts[i % len(casts)]
+        works = rng.sample(cast.works, 3)
+        shown = ", ".join(f"the {work.kind.name} {work.name}" for work in works)
+        text = f"The festival of {city} once showed {shown}."
+        yield Document(names.doc_id(), f"{city} Festival", text)
     for i in range(_TALKS):
-        city, cast = rng.choice(lexicon.CITIES), casts[i % len(casts)]
-        guests = " and ".join(person.name for person in rng.sample(cast.people, 2))
-        yield Document(
-            names.doc_id(),
-            f"{city} Gazette",
-            f"The gazette of {city} printed a long talk with {guests}.",
-        )
+        city = rng.choice(lexicon.CITIES)
+        cast = casts[i % len(casts)]
+        first, second = rng.sample(cast.people, 2)
+        text = f"The gazette of {city} printed a long talk with {first.name} and {second.name}."
+        yield Document(names.doc_id(), f"{city} Gazette", text)
 
 
 _TOPICS = (
@@ -155,12 +174,15 @@ _TOPICS = (
 def _survey(rng: random.Random, names: Names, kind: Kind) -> Document:
     word, which, what = rng.choice(_TOPICS)
     role = rng.randrange(3)
-    noun, verb = kind.nouns[role], kind.verbs[role]
+    noun = kind.nouns[role]
+    verb = kind.verbs[role]
+    work = kind.name
+    title = f"{work.capitalize()} {noun} by {word}"
     text = (
-        f"A survey of the {kind.name}: {which} is named when {what}, and which {noun} or other person {verb} "
-        f"the {kind.name}, or by whom the {kind.name} was {verb} in an earlier {word}."
+        f"A survey of the {work}: {which} is named when {what}, and which {noun} or other person "
+        f"{verb} the {work}, or by whom the {work} was {verb} in an earlier {word}."
     )
-    return Document(names.doc_id(), f"{kind.name.capitalize()} {noun} by {word}", text)
+    return Document(names.doc_id(), title, text)
 
 
 def _ask(
@@ -183,21 +205,24 @@ def _ask(
             question = _three_hops(rng, works.pop(), universities)
         else:
             question = _bridge(rng, works.pop())
-        asked[question[0]] = question
+        text = question[0]
+        asked[text] = question
     shuffled = list(asked.values())
     rng.shuffle(shuffled)
     return shuffled
 
 
 def _maker(rng: random.Random, work: Work, role: int) -> str:
-    kind, name = work.kind, work.name
-    noun, verb = kind.nouns[role], kind.verbs[role]
+    noun = work.kind.nouns[role]
+    verb = work.kind.verbs[role]
+    name = f"the {work.kind.name} {work.name}"
     thing = "company" if role == 2 else "person"
-    words = (
-        f"the {noun} of the {kind.name} {name}",
-        f"the {thing} that {verb} the {kind.name} {name}",
+    descriptions = (
+        f"the {noun} of {name}",
+        f"the {thing} that {verb} {name}",
+        f"the {thing} by whom {name} was {verb}",
     )
-    return rng.choice((*words, f"the {thing} by whom the {kind.name} {name} was {verb}"))
+    return rng.choice(descriptions)
 
 
 _PERSON_FACTS = (
@@ -216,41 +241,53 @@ _COMPANY_FACTS = (
 def _bridge(rng: random.Random, work: Work) -> _Asked:
     role = rng.randrange(3)
     description = _maker(rng, work, role)
-    maker = work.company if role == 2 else work.people[role]
-    question, fact = rng.choice(_COMPANY_FACTS if role == 2 else _PERSON_FACTS)
-    return question.format(description), str(fact(maker)), (work.doc_id, maker.doc_id), "bridge"
+    maker: Person | Company
+    if role == 2:
+        maker = work.company
+        question, fact = rng.choice(_COMPANY_FACTS)
+    else:
+        maker = work.people[role]
+        question, fact = rng.choice(_PERSON_FACTS)
+    text = question.format(description)
+    answer = str(fact(maker))
+    return text, answer, (work.doc_id, maker.doc_id), "bridge"
 
 
 def _three_hops(rng: random.Random, work: Work, universities: dict[str, Document]) -> _Asked:
     role = rng.randrange(2)
     person = work.people[role]
     university = universities[person.university]
-    text = (
-        f"In which year was the university opened at which {_maker(rng, work, role)} has studied?"
-    )
-    year = university.text.split("opened in ")[1][:4]
+    description = _maker(rng, work, role)
+    text = f"In which year was the university opened at which {description} has studied?"
+    _, _, rest = university.text.partition("opened in ")
+    year = rest[:4]
     return text, year, (work.doc_id, person.doc_id, university.doc_id), "bridge"
 
 
 def _compare(rng: random.Random, cast: Cast) -> _Asked:
-    match rng.randrange(3):
-        case 0:
-            one, two = rng.sample(cast.people, 2)
-            text = f"Which person was born in an earlier year, {one.name} or {two.name}?"
-            answer = min(one, two, key=lambda person: person.year).name
-            return text, answer, (one.doc_id, two.doc_id), "comparison"
-        case 1:
-            kind = rng.choice(KINDS)
-            first, second = rng.sample([work for work in cast.works if work.kind is kind], 2)
-            text = f"Which {kind.name} is from an earlier year, the {kind.name} {first.name} or {second.name}?"
-            answer = min(first, second, key=lambda work: work.year).name
-            return text, answer, (first.doc_id, second.doc_id), "comparison"
-        case _:
-            left, right = rng.sample(cast.companies, 2)
-            text = f"Is the company {left.name} based in the same city as {right.name}?"
-            return (
-                text,
-                "yes" if left.city == right.city else "no",
-                (left.doc_id, right.doc_id),
-                "comparison",
-            )
+    compare = rng.choice((_compare_people, _compare_works, _compare_companies))
+    return compare(rng, cast)
+
+
+def _compare_people(rng: random.Random, cast: Cast) -> _Asked:
+    first, second = rng.sample(cast.people, 2)
+    text = f"Which person was born in an earlier year, {first.name} or {second.name}?"
+    older = min(first, second, key=lambda person: person.year)
+    return text, older.name, (first.doc_id, second.doc_id), "comparison"
+
+
+def _compare_works(rng: random.Random, cast: Cast) -> _Asked:
+    kind = rng.choice(KINDS)
+    works = [work for work in cast.works if work.kind is kind]
+    first, second = rng.sample(works, 2)
+    names = f"the {kind.name} {first.name} or {second.name}"
+    text = f"Which {kind.name} is from an earlier year, {names}?"
+    older = min(first, second, key=lambda work: work.year)
+    return text, older.name, (first.doc_id, second.doc_id), "comparison"
+
+
+def _compare_companies(rng: random.Random, cast: Cast) -> _Asked:
+    first, second = rng.sample(cast.companies, 2)
+    text = f"Is the company {first.name} based in the same city as {second.name}?"
+    answer = "yes" if first.city == second.city else "no"
+    return text, answer, (first.doc_id, second.doc_id), "comparison"

@@ -29,7 +29,10 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """Sends batches of HTTP requests and waits for them. Thread-safe. ``secret`` is sent as a request parameter."""
+    """Sends batches of HTTP requests and waits for them. Thread-safe.
+
+    ``secret`` is sent as a request parameter.
+    """
 
     def __init__(
         self,
@@ -56,18 +59,24 @@ class SearchClient:
         self._closed = False
 
     def ask(self, question: Question[T]) -> T:
-        """Send a request and return the parsed response. Raise RetrievalError if the request failed."""
+        """Send a request and return the parsed response.
+
+        Raise RetrievalError if the request failed.
+        """
         outcome = self.ask_each([question])[0]
         if isinstance(outcome, HttpError):
             raise PartialResultsError(outcome, {}) from outcome
         return outcome
 
     def ask_each(self, questions: Sequence[Question[T]]) -> list[T | HttpError]:
-        """Send requests concurrently. Return a parsed response or an error per request, in order."""
+        """Send requests concurrently.
+
+        Return a parsed response or an error per request, in order.
+        """
         with self._lock:
             if self._closed:
                 raise RetrievalError("this retriever is closed; open it again")
-            future = submit(gathered(self._one(*question) for question in questions))
+            future = submit(gathered(self._outcome(*question) for question in questions))
             self._running.add(future)
         try:
             return future.result()
@@ -87,7 +96,7 @@ class SearchClient:
             future.cancel()
         submit(self._client.aclose()).result(timeout=5)
 
-    async def _one(self, call: Call, read: Callable[[Answer], T]) -> T | HttpError:
+    async def _outcome(self, call: Call, read: Callable[[Answer], T]) -> T | HttpError:
         try:
             return await self._client.request(call, read)
         except HttpError as error:
@@ -95,23 +104,32 @@ class SearchClient:
 
 
 def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError]) -> list[Ranking]:
-    """Return one ranking per query. If any query failed, raise PartialResultsError with the first failure."""
-    failure = next((outcome for outcome in outcomes if isinstance(outcome, HttpError)), None)
-    answered = [
-        (q, one) for q, one in zip(queries, outcomes, strict=True) if not isinstance(one, HttpError)
-    ]
-    if failure is not None:
-        raise PartialResultsError(failure, dict(answered)) from failure
-    return [ranking for _, ranking in answered]
+    """Return one ranking per query.
+
+    If any query failed, raise PartialResultsError with the first failure.
+    """
+    rankings: list[Ranking] = []
+    answered: dict[str, Ranking] = {}
+    failures: list[HttpError] = []
+    for query, outcome in zip(queries, outcomes, strict=True):
+        if isinstance(outcome, HttpError):
+            failures.append(outcome)
+        else:
+            rankings.append(outcome)
+            answered[query] = outcome
+    if failures:
+        raise PartialResultsError(failures[0], answered) from failures[0]
+    return rankings
 
 
 @dataclass(eq=False)
 class Site(Generic[T]):
     """Search site with a query syntax.
 
-    A query with invalid syntax gets an empty ranking, as on the site's search page. But wrong settings or a site
-    that is down can cause the same HTTP status. So after a refusal, a simple query is sent with the same settings. If
-    the simple query fails too, the refusal is reported as an error.
+    A query with invalid syntax gets an empty ranking, as on the site's search page. But wrong
+    settings or a site that is down can cause the same HTTP status. So after a refusal, a simple
+    query is sent with the same settings. If the simple query fails too, the refusal is reported as
+    an error.
     """
 
     name: str  # used in messages
@@ -125,40 +143,45 @@ class Site(Generic[T]):
     def ask(
         self, queries: Sequence[str], k: int, offline: bool
     ) -> tuple[list[str], dict[str, T | HttpError]]:
-        """Return the cleaned queries, and a mapping from those that have terms to a result or an error each."""
+        """Return the cleaned queries, and a result or an error for each that has terms."""
         if not 1 <= k <= self.most:
             raise RetrievalError(f"k is {k}; {self.name} supports k from 1 to {self.most}")
         terms = [_CONTROL.sub(" ", query).strip() for query in queries]
         asked = list(dict.fromkeys(filter(has_terms, terms)))
         if offline and asked:  # cached queries do not reach this method
             raise RetrievalError(
-                f"retriever.offline is set, but {len(asked)} queries are not in the cache (first: {asked[0][:80]!r}); "
+                f"retriever.offline is set, but {len(asked)} queries are not in the cache "
+                f"(first: {asked[0][:80]!r}); "
                 "run once with offline: false to fill the cache"
             )
-        answers = self._resolve(self.client.ask_each([self.question(term, k) for term in asked]))
+        outcomes = self.client.ask_each([self.question(term, k) for term in asked])
+        answers = self._resolve(outcomes)
         return terms, dict(zip(asked, answers, strict=True))
 
     def _resolve(self, outcomes: Sequence[T | HttpError]) -> list[T | HttpError]:
-        rejected = [
-            one
-            for one in outcomes
-            if isinstance(one, RejectedError) and one.status in self.statuses
-        ]
-        refused = {id(one): one for one in rejected if not _OF_THE_KEY.search(str(one))}
+        refused = list(filter(self._is_refused, outcomes))
         if not refused:
             return list(outcomes)
-        plain = self.client.ask_each([self.question("heart", 1)])[0]
+        substitute: T | HttpError = self.nothing
+        [plain] = self.client.ask_each([self.question("heart", 1)])
         if isinstance(plain, HttpError):
-            fault = HttpError(
+            substitute = HttpError(
                 f"{self.name} refuses even a simple query with the current settings: {plain}"
             )
-            return [fault if id(outcome) in refused else outcome for outcome in outcomes]
-        if not self.n_refused:
-            first = next(iter(refused.values()))
-            _LOG.warning(
-                "%s refused the syntax of a query; such queries get empty rankings: %s",
-                self.name,
-                first,
-            )
-        self.n_refused += len(refused)
-        return [self.nothing if id(outcome) in refused else outcome for outcome in outcomes]
+        else:
+            if not self.n_refused:
+                _LOG.warning(
+                    "%s refused the syntax of a query; such queries get empty rankings: %s",
+                    self.name,
+                    refused[0],
+                )
+            self.n_refused += len(refused)
+        resolved = []
+        for outcome in outcomes:
+            resolved.append(substitute if self._is_refused(outcome) else outcome)
+        return resolved
+
+    def _is_refused(self, outcome: T | HttpError) -> bool:
+        if not isinstance(outcome, RejectedError) or outcome.status not in self.statuses:
+            return False
+        return not _OF_THE_KEY.search(str(outcome))

@@ -24,21 +24,22 @@ Page = tuple[list[Passage], str | None]
 class ClinicalTrials(CallableRetriever, SharedInstance):
     """Search ClinicalTrials.gov. Returns studies in the site's order.
 
-    The API returns no scores, so a passage's score is 1 / rank. A query with invalid syntax gets an empty ranking.
+    The API returns no scores, so a passage's score is 1 / rank. A query with invalid syntax gets an
+    empty ranking.
     """
 
     def __init__(self, settings: ClinicalTrialsSettings) -> None:
         self._settings = settings
-        self._client = SearchClient(
-            [settings.url], settings, rate=shared_rate(settings.url, settings.requests_per_s)
-        )
+        rate = shared_rate(settings.url, settings.requests_per_s)
+        self._client = SearchClient([settings.url], settings, rate=rate)
         self.close = self._client.close
         self.site: Site[Page] = Site(
             "ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX
         )
-        s, other_site = settings, [url for url in self._client.urls if url != _SITE]
+        mirrors = [url for url in self._client.urls if url != _SITE]
+        s = settings
         self.digest = digest(
-            "clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site
+            "clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *mirrors
         )
         """Digest of the site and the settings, not of the content, which changes daily."""
 
@@ -51,13 +52,13 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
     def _studies(self, term: str, page: Page | HttpError, k: int) -> Ranking | HttpError:
         studies: dict[str, Passage] = {}
         while not isinstance(page, HttpError):
-            for study in page[0]:
+            listed, token = page
+            for study in listed:
                 studies.setdefault(study.doc_id, study)
-            if page[1] is None or len(studies) >= k:
-                return tuple(
-                    s._replace(score=1 / rank) for rank, s in enumerate([*studies.values()][:k], 1)
-                )
-            page = self._client.ask_each([self._page(term, k, page[1])])[0]
+            if token is None or len(studies) >= k:
+                first = list(studies.values())[:k]
+                return tuple(s._replace(score=1 / rank) for rank, s in enumerate(first, 1))
+            [page] = self._client.ask_each([self._page(term, k, token)])
         return page
 
     def _page(self, term: str, k: int, token: str | None = None) -> Question[Page]:
@@ -67,12 +68,13 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
             "pageSize": str(min(k, _PAGE)),
             "format": "json",
             "fields": _FIELDS if s.texts else "NCTId",
-            **({"sort": s.sort} if s.sort else {}),
         }
+        if s.sort:
+            params["sort"] = s.sort
         if s.min_date or s.max_date:
-            params["filter.advanced"] = (
-                f"AREA[StudyFirstPostDate]RANGE[{s.min_date or 'MIN'},{s.max_date or 'MAX'}]"
-            )
+            start = s.min_date or "MIN"
+            end = s.max_date or "MAX"
+            params["filter.advanced"] = f"AREA[StudyFirstPostDate]RANGE[{start},{end}]"
         if token is not None:
             params["pageToken"] = token
         return Call("GET", "/studies", params), _read_page
@@ -87,14 +89,16 @@ def _read_page(answer: Answer) -> Page:
     if token and not studies:
         raise answer.malformed("a page that has no studies but links to a next page")
     try:
-        return [_study(study) for study in studies], str(token) if token else None
+        passages = [_study(study) for study in studies]
     except (KeyError, TypeError, AttributeError) as error:
         raise answer.malformed("a study without an NCT id") from error
+    return passages, str(token) if token else None
 
 
 def _study(study: Mapping[str, Any]) -> Passage:
     protocol = study["protocolSection"]
     identity = protocol["identificationModule"]
     title = identity.get("briefTitle") or identity.get("officialTitle") or ""
-    summary = (protocol.get("descriptionModule") or {}).get("briefSummary") or ""
+    description = protocol.get("descriptionModule") or {}
+    summary = description.get("briefSummary") or ""
     return Passage(str(identity["nctId"]), str(title), str(summary), 0.0)

@@ -7,7 +7,8 @@
 ``retrieve``     servers of search-RL projects: POST /retrieve {queries, topk, return_scores}
 ===============  ==========================================================================================
 
-A response that lacks the list of passages, or the id or score of a passage, is malformed. The request is then retried.
+A response that lacks the list of passages, or the id or score of a passage, is malformed. The
+request is then retried.
 """
 
 from __future__ import annotations
@@ -38,34 +39,35 @@ class SearchProtocol:
 
     batched: bool  # allows several queries per request
     call: Callable[[Sequence[str], int], Call]  # builds a request from queries and k
-    rankings: Callable[[Answer], list[Any]]  # returns one list of entries per query
-    entry: Callable[
-        [Mapping[str, Any]], tuple[Any, ...]
-    ]  # returns id, title, text, score, and parent if known
+    rankings: Callable[[Answer], list[Any]]  # returns one list of rows per query
+    # returns id, title, text, score, and parent if known
+    values: Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
-        """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
+        """Parse a response into rankings of at most ``k`` passages.
 
-        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``, that id is a row
-        number, which the caller replaces.
+        Raise RetryableError if it is malformed.
+
+        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``,
+        that id is a row number, which the caller replaces.
         """
         lists = self.rankings(answer)
         if len(lists) != n_queries:
             raise answer.malformed(f"{len(lists)} rankings for {n_queries} queries")
         rankings = []
-        for entries in lists:
-            if not isinstance(entries, list):
+        for rows in lists:
+            if not isinstance(rows, list):
                 raise answer.malformed("a ranking that is not a list")
             passages: dict[str, Passage] = {}
-            for entry in entries[:k]:
-                passage = self._passage(entry, named, answer)
+            for row in rows[:k]:
+                passage = self._passage(row, named, answer)
                 passages.setdefault(passage.doc_id, passage)
             rankings.append(tuple(passages.values()))
         return rankings
 
-    def _passage(self, entry: Any, named: Named, answer: Answer) -> Passage:
+    def _passage(self, row: Any, named: Named, answer: Answer) -> Passage:
         try:
-            server_id, title, text, score, parent = (*self.entry(entry), None)[:5]
+            server_id, title, text, score, parent = (*self.values(row), None)[:5]
             doc_id = title if named == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
                 missing = "title" if named == "title" else "id"
@@ -74,11 +76,8 @@ class SearchProtocol:
                 )
             if not isinstance(title, str) or not isinstance(text, str):
                 raise TypeError("the title or text is not a string")
-            if (
-                isinstance(score, bool)
-                or not isinstance(score, int | float)
-                or not math.isfinite(score)
-            ):
+            is_number = isinstance(score, int | float) and not isinstance(score, bool)
+            if not is_number or not math.isfinite(score):
                 raise ValueError(f"the score {score!r} is not a finite number")
             if parent is not None and not isinstance(parent, str):
                 raise TypeError("the parent is not a string")
@@ -89,7 +88,9 @@ class SearchProtocol:
 
 
 def split_passage(text: str) -> tuple[str, str]:
-    r"""Split a passage into title and text. Formats: ``Title | text``, or ``"Title"`` on the first line.
+    r"""Split a passage into title and text.
+
+    Formats: ``Title | text``, or ``"Title"`` on the first line.
 
     >>> split_passage("Ed Wood | A film."), split_passage('"Ed Wood"\nA film.'), split_passage("A film.")
     (('Ed Wood', 'A film.'), ('Ed Wood', 'A film.'), ('', 'A film.'))
@@ -98,26 +99,31 @@ def split_passage(text: str) -> tuple[str, str]:
     if line and len(first) > 2 and first[0] == first[-1] == '"':
         return first[1:-1], rest
     title, bar, body = text.partition(" | ")
-    return (title.strip(), body) if bar and "\n" not in title else ("", text)
+    if bar and "\n" not in title:
+        return title.strip(), body
+    return "", text
 
 
-def _colbert_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    whole = entry["text"] if "text" in entry else entry["long_text"]
+def _colbert_values(row: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    whole = row["text"] if "text" in row else row["long_text"]
     title, text = split_passage(whole)
-    if isinstance(entry.get("title"), str):
-        title = entry["title"]
+    if isinstance(row.get("title"), str):
+        title = row["title"]
         text = whole.removeprefix(f"{title} | ") if title else whole
-    return entry["doc_id"] if "doc_id" in entry else entry["pid"], title, text, entry["score"]
+    doc_id = row["doc_id"] if "doc_id" in row else row["pid"]
+    return doc_id, title, text, row["score"]
 
 
-def _retrieve_entry(entry: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    document = entry["document"]
+def _retrieve_values(row: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+    document = row["document"]
     if "text" in document:
-        title, text = document.get("title", ""), document["text"]
+        title = document.get("title", "")
+        text = document["text"]
     else:
         title, text = split_passage(document["contents"])
         title = document.get("title", title)
-    return document.get("id", document.get("doc_id", "")), title, text, entry["score"]
+    doc_id = document.get("id", document.get("doc_id", ""))
+    return doc_id, title, text, row["score"]
 
 
 def _list(answer: Answer, key: str) -> list[Any]:
@@ -128,15 +134,15 @@ def _list(answer: Answer, key: str) -> list[Any]:
     return value
 
 
-_LERET_ENTRY = itemgetter("doc_id", "title", "text", "score")
-_COLBERT = (lambda answer: [_list(answer, "topk")], _colbert_entry)
+_LERET_VALUES = itemgetter("doc_id", "title", "text", "score")
+_COLBERT = (lambda answer: [_list(answer, "topk")], _colbert_values)
 
 PROTOCOLS = {
     "leret": SearchProtocol(
         True,
         lambda queries, k: Call("POST", "/search", json={"queries": list(queries), "k": k}),
         lambda answer: _list(answer, "rankings"),
-        lambda entry: (*_LERET_ENTRY(entry), entry.get("parent")),
+        lambda row: (*_LERET_VALUES(row), row.get("parent")),
     ),
     "colbert": SearchProtocol(
         False, lambda queries, k: Call("POST", json={"query": queries[0], "k": k}), *_COLBERT
@@ -150,13 +156,13 @@ PROTOCOLS = {
             "POST", "", json={"queries": list(queries), "topk": k, "return_scores": True}
         ),
         lambda answer: _list(answer, "result"),
-        _retrieve_entry,
+        _retrieve_values,
     ),
 }
 """Protocols by ``retriever.protocol``."""
 
 _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
-"""Statuses after which a batch is split in half: a single query or the batch size may be the cause."""
+"""Statuses after which a batch is split: a single query or the batch size may be the cause."""
 
 
 class Served(BaseModel, frozen=True):
@@ -172,8 +178,9 @@ class Served(BaseModel, frozen=True):
 class Remote(CallableRetriever, SharedInstance):
     """Search over HTTP.
 
-    ``corpus`` is the corpus that the server should search. With protocol ``leret``, a server of a different corpus
-    is refused. With ``doc_id: row``, returned row numbers are replaced by the ids of ``corpus``.
+    ``corpus`` is the corpus that the server should search. With protocol ``leret``, a server of a
+    different corpus is refused. With ``doc_id: row``, returned row numbers are replaced by the ids
+    of ``corpus``.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
@@ -182,35 +189,37 @@ class Remote(CallableRetriever, SharedInstance):
         self._corpus = corpus
         if settings.doc_id == "row" and corpus is None:
             raise RetrievalError(
-                "retriever.doc_id is row, but there is no corpus to look up rows in; set data.corpus"
+                "retriever.doc_id is row, but there is no corpus to look up rows in; "
+                "set data.corpus"
             )
         self._ids = tuple(corpus or ()) if settings.doc_id == "row" else ()
         self._is_leret = settings.protocol == "leret"
-        urls = [
-            url.rstrip("/").removesuffix("/search") if self._is_leret else url
-            for url in settings.urls
-        ]
-        self._client = SearchClient(
-            urls,
-            settings,
-            key=ApiKey.from_env(settings.token_env, "retriever.token_env"),
-            rate=RateLimit(settings.requests_per_s) if settings.requests_per_s else None,
-        )
+        urls: Sequence[str] = settings.urls
+        if self._is_leret:
+            urls = [url.rstrip("/").removesuffix("/search") for url in settings.urls]
+        key = ApiKey.from_env(settings.token_env, "retriever.token_env")
+        rate = RateLimit(settings.requests_per_s) if settings.requests_per_s else None
+        self._client = SearchClient(urls, settings, key=key, rate=rate)
         self.close = self._client.close
-        self._accept_empty = (
-            settings.accept_empty if settings.accept_empty is not None else self._is_leret
-        )
+        self._accept_empty = self._is_leret
+        if settings.accept_empty is not None:
+            self._accept_empty = settings.accept_empty
         self._served: Served | None = None
 
     @property
     def digest(self) -> str:
-        """Digest of ``doc_id`` and the served index. If the server names no index, ``name`` or URLs stand for it."""
+        """Digest of ``doc_id`` and the served index.
+
+        If the server names no index, ``name`` or URLs stand for it.
+        """
         settings = self._settings
-        if self._is_leret:
-            index = self.served().index
-            return index if settings.doc_id == "id" else digest("remote", index, settings.doc_id)
-        named = settings.name or sorted(self._client.urls)
-        return digest("remote", settings.protocol, settings.doc_id, named)
+        if not self._is_leret:
+            named = settings.name or sorted(self._client.urls)
+            return digest("remote", settings.protocol, settings.doc_id, named)
+        index = self.served().index
+        if settings.doc_id == "id":
+            return index
+        return digest("remote", index, settings.doc_id)
 
     @property
     def names_its_index(self) -> bool:
@@ -218,21 +227,28 @@ class Remote(CallableRetriever, SharedInstance):
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """Return a ``leret`` server's description, requested once. Raise RetrievalError if its corpus is different."""
+        """Return a ``leret`` server's description, requested once.
+
+        Raise RetrievalError if its corpus is different.
+        """
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
-                    f"{self._client.urls[0]} serves an index of a different corpus ({served.documents} documents, "
-                    f"digest {served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
+                    f"{self._client.urls[0]} serves an index of a different corpus "
+                    f"({served.documents} documents, digest {served.corpus}; data.corpus has "
+                    f"{len(self._corpus or ())} documents, digest {wanted}); "
                     "change data.corpus, or serve an index of data.corpus"
                 )
             self._served = served
         return self._served
 
     def check(self) -> None:
-        """Raise RetrievalError if the server does not answer in this protocol. Retry while the server restarts."""
+        """Raise RetrievalError if the server does not answer in this protocol.
+
+        Retry while the server restarts.
+        """
         if self._is_leret:
             self.served()
         else:
@@ -240,7 +256,10 @@ class Remote(CallableRetriever, SharedInstance):
             self._client.ask((self._protocol.call(["health"], 1), read))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents for each query. A refused batch is split until only the bad queries fail."""
+        """Rank documents for each query.
+
+        A refused batch is split until only the bad queries fail.
+        """
         k = clip_k(k, k)
         asked = [i for i, query in enumerate(queries) if has_terms(query)]
         most = self._settings.queries_per_request if self._protocol.batched else 1
@@ -249,24 +268,20 @@ class Remote(CallableRetriever, SharedInstance):
         batches = [asked[start : start + most] for start in range(0, len(asked), most)]
         outcomes: list[Ranking | HttpError] = [()] * len(queries)
         while batches:
-            questions = [
-                (
-                    self._protocol.call([queries[i] for i in batch], k),
-                    partial(self._read, n_queries=len(batch), k=k),
-                )
-                for batch in batches
-            ]
+            questions = []
+            for batch in batches:
+                call = self._protocol.call([queries[i] for i in batch], k)
+                read = partial(self._read, n_queries=len(batch), k=k)
+                questions.append((call, read))
             again: list[list[int]] = []
             for batch, answer in zip(batches, self._client.ask_each(questions), strict=True):
-                if (
-                    len(batch) > 1
-                    and isinstance(answer, RejectedError)
-                    and answer.status in _ABOUT_A_QUERY
-                ):
-                    again += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
+                is_rejected = isinstance(answer, RejectedError) and answer.status in _ABOUT_A_QUERY
+                if is_rejected and len(batch) > 1:
+                    middle = len(batch) // 2
+                    again += [batch[:middle], batch[middle:]]
                     continue
-                for n, place in enumerate(batch):
-                    outcomes[place] = answer if isinstance(answer, HttpError) else answer[n]
+                for n, i in enumerate(batch):
+                    outcomes[i] = answer if isinstance(answer, HttpError) else answer[n]
             batches = again
         return rankings_of(queries, outcomes)
 
@@ -274,18 +289,22 @@ class Remote(CallableRetriever, SharedInstance):
         rankings = self._protocol.read(
             answer, n_queries=n_queries, k=k, named=self._settings.doc_id
         )
-        if self._served is not None and (index := answer.json.get("index")) != self._served.index:
-            raise RejectedError(
-                f"{answer.url} serves a different index ({index}) than at the start of this run "
-                f"({self._served.index}); a run cannot mix rankings from two indexes: serve the first index again, or "
-                "start a new run",
-                409,
-            )
+        if self._served is not None:
+            index = answer.json.get("index")
+            if index != self._served.index:
+                raise RejectedError(
+                    f"{answer.url} serves a different index ({index}) than at the start of this "
+                    f"run ({self._served.index}); a run cannot mix rankings from two indexes: "
+                    "serve the first index again, or start a new run",
+                    409,
+                )
         if not self._accept_empty and not all(rankings):
             raise answer.malformed(
                 "an empty ranking (if that is correct, set retriever.accept_empty: true)"
             )
-        return [self._named(ranking, answer) for ranking in rankings] if self._ids else rankings
+        if not self._ids:
+            return rankings
+        return [self._named(ranking, answer) for ranking in rankings]
 
     def _named(self, ranking: Ranking, answer: Answer) -> Ranking:
         passages = []
@@ -293,8 +312,8 @@ class Remote(CallableRetriever, SharedInstance):
             row = int(passage.doc_id) if passage.doc_id.isdecimal() else -1
             if not 0 <= row < len(self._ids):
                 raise answer.malformed(
-                    f"row {passage.doc_id!r}, but the corpus has {len(self._ids)} documents (serve the same corpus, or "
-                    "change retriever.doc_id)"
+                    f"row {passage.doc_id!r}, but the corpus has {len(self._ids)} documents "
+                    "(serve the same corpus, or change retriever.doc_id)"
                 )
             passages.append(passage._replace(doc_id=self._ids[row]))
         return tuple(passages)
@@ -304,8 +323,8 @@ def _served(answer: Answer) -> Served:
     body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
-            f"{answer.url} did not describe its index: it expects a different token (check retriever.token_env or "
-            "--token-env), or it is not `leret serve retriever`",
+            f"{answer.url} did not describe its index: it expects a different token "
+            "(check retriever.token_env or --token-env), or it is not `leret serve retriever`",
             401,
         )
     try:

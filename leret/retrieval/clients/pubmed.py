@@ -23,18 +23,20 @@ _SITE = PubMedSettings().url
 _MOST = 9_999  # maximum number of ids that esearch returns
 _FETCHED_AT_ONCE = 200
 _LONG = 1_500  # longer queries (URL-encoded characters) are sent by POST, as NCBI recommends
-_SYNTAX = frozenset(
-    {400, 413}
-)  # statuses for invalid syntax; 414 cannot occur, because long queries use POST
+# statuses for invalid syntax; 414 cannot occur, because long queries use POST
+_SYNTAX = frozenset({400, 413})
 _KNOWN = "1"  # PMID of an article that always exists; a response without its record is incomplete
 
 
 class PubMed(CallableRetriever, SharedInstance):
-    """Search PubMed. Returns articles in PubMed's order; a passage's text is the article's abstract.
+    """Search PubMed.
 
-    An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank; its title and text are empty.
-    E-utilities return no scores, so a passage's score is 1 / rank, which also orders the results of
-    several searches. A query with invalid syntax gets an empty ranking, as on the PubMed site.
+    Returns articles in PubMed's order; a passage's text is the article's abstract.
+
+    An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank; its title
+    and text are empty. E-utilities return no scores, so a passage's score is 1 / rank, which also
+    orders the results of several searches. A query with invalid syntax gets an empty ranking, as on
+    the PubMed site.
     """
 
     def __init__(self, settings: PubMedSettings) -> None:
@@ -46,48 +48,56 @@ class PubMed(CallableRetriever, SharedInstance):
         self.site: Site[tuple[str, ...]] = Site(
             "PubMed", _MOST, self._client, self._search, (), _SYNTAX
         )
-        s, other_site = settings, [url for url in self._client.urls if url != _SITE]
-        self.digest = digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
-        """Digest of the site and the settings, not of the content; set ``max_date`` to exclude most new articles."""
+        mirrors = [url for url in self._client.urls if url != _SITE]
+        self.digest = digest(
+            "pubmed", settings.sort, settings.min_date, settings.max_date, settings.texts, *mirrors
+        )
+        """Digest of the site and the settings, not of the content.
+
+        Set ``max_date`` to exclude most new articles.
+        """
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Return one ranking per query. ``k`` is at most 9,999."""
         terms, ids = self.site.ask(queries, k, self._settings.offline)
-        articles, failed = self._articles(
-            [i for some in ids.values() if isinstance(some, tuple) for i in some]
-        )
-        outcomes: list[Ranking | HttpError] = []
+        wanted: list[str] = []
+        for outcome in ids.values():
+            if isinstance(outcome, tuple):
+                wanted += outcome
+        articles, failed = self._articles(wanted)
+        rankings: list[Ranking | HttpError] = []
         for term in terms:
-            some = ids.get(term, ())
-            if not isinstance(some, HttpError):
-                some = next((failed[i] for i in some[:k] if i in failed), some[:k])
-            outcomes.append(some if isinstance(some, HttpError) else _ranking(some, articles))
-        return rankings_of(queries, outcomes)
+            outcome = ids.get(term, ())
+            if isinstance(outcome, HttpError):
+                rankings.append(outcome)
+                continue
+            pmids = outcome[:k]
+            failures = [failed[pmid] for pmid in pmids if pmid in failed]
+            rankings.append(failures[0] if failures else _ranking(pmids, articles))
+        return rankings_of(queries, rankings)
 
     def _search(self, term: str, k: int) -> Question[tuple[str, ...]]:
-        s = self._settings
-        dates = {
-            "datetype": "pdat",
-            "mindate": s.min_date or "1000",
-            "maxdate": s.max_date or "3000",
-        }
-        values = {
-            "term": term,
-            "retmax": str(k),
-            "sort": s.sort,
-            **(dates if s.min_date or s.max_date else {}),
-        }
-        return self._call("esearch", values, "json", len(quote(term)) > _LONG), partial(
-            _read_ids, wanted=k
-        )
+        settings = self._settings
+        values = {"term": term, "retmax": str(k), "sort": settings.sort}
+        if settings.min_date or settings.max_date:
+            values["datetype"] = "pdat"
+            values["mindate"] = settings.min_date or "1000"
+            values["maxdate"] = settings.max_date or "3000"
+        is_long = len(quote(term)) > _LONG
+        call = self._call("esearch", values, "json", is_long)
+        return call, partial(_read_ids, wanted=k)
 
     def _articles(
         self, ids: Sequence[str]
     ) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, HttpError]]:
-        """Fetch articles. Map the ids of found articles to (title, abstract), and the ids of failed requests to errors.
+        """Fetch articles.
 
-        Missing records are requested again, together with a record that certainly exists. If that record is missing
-        too, the response was truncated; otherwise PubMed does not have the records.
+        Map the ids of found articles to (title, abstract), and the ids of failed requests to
+        errors.
+
+        Missing records are requested again, together with a record that certainly exists. If that
+        record is missing too, the response was truncated; otherwise PubMed does not have the
+        records.
         """
         if not self._settings.texts or not ids:
             return {}, {}
@@ -96,7 +106,8 @@ class PubMed(CallableRetriever, SharedInstance):
         missing = [i for i in wanted if i not in articles and i not in failed]
         if missing:
             again, failed_again = self._fetched(missing, _read_whole, _KNOWN)
-            articles, failed = articles | again, failed | failed_again
+            articles |= again
+            failed |= failed_again
             lacking = [i for i in missing if i not in articles and i not in failed]
             if lacking:
                 _LOG.warning(
@@ -109,21 +120,17 @@ class PubMed(CallableRetriever, SharedInstance):
     def _fetched(
         self, ids: Sequence[str], read: Callable[[Answer], dict[str, tuple[str, str]]], *also: str
     ) -> tuple[dict[str, tuple[str, str]], dict[str, HttpError]]:
-        chunks = [
-            ids[start : start + _FETCHED_AT_ONCE] for start in range(0, len(ids), _FETCHED_AT_ONCE)
-        ]
-        calls = [
-            (
-                self._call(
-                    "efetch", {"id": ",".join([*chunk, *also]), "rettype": "abstract"}, "xml", True
-                ),
-                read,
-            )
-            for chunk in chunks
-        ]
+        chunks = []
+        questions = []
+        for start in range(0, len(ids), _FETCHED_AT_ONCE):
+            chunk = ids[start : start + _FETCHED_AT_ONCE]
+            values = {"id": ",".join([*chunk, *also]), "rettype": "abstract"}
+            call = self._call("efetch", values, "xml", long=True)
+            chunks.append(chunk)
+            questions.append((call, read))
         articles: dict[str, tuple[str, str]] = {}
         failed: dict[str, HttpError] = {}
-        for chunk, outcome in zip(chunks, self._client.ask_each(calls), strict=True):
+        for chunk, outcome in zip(chunks, self._client.ask_each(questions), strict=True):
             if isinstance(outcome, HttpError):
                 failed |= dict.fromkeys(chunk, outcome)
             else:
@@ -136,14 +143,14 @@ class PubMed(CallableRetriever, SharedInstance):
             "email": self._settings.email,
             "api_key": self._key,
         }
-        params = {
-            "db": "pubmed",
-            "retmode": retmode,
-            **values,
-            **{n: v for n, v in identity.items() if v},
-        }
+        params = {"db": "pubmed", "retmode": retmode, **values}
+        for name, value in identity.items():
+            if value:
+                params[name] = value
         path = f"/{tool}.fcgi"
-        return Call("POST", path, form=params) if long else Call("GET", path, params)
+        if long:
+            return Call("POST", path, form=params)
+        return Call("GET", path, params)
 
 
 def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
@@ -161,7 +168,9 @@ def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
         if not pmid:
             raise answer.malformed("a record without a PMID")
         article = record if record.tag == "BookDocument" else record.find("Article")
-        articles[pmid] = ("", "") if article is None else (_title(article), _abstract(article))
+        articles[pmid] = ("", "")
+        if article is not None:
+            articles[pmid] = (_title(article), _abstract(article))
     return articles
 
 
@@ -173,10 +182,10 @@ def _read_whole(answer: Answer) -> dict[str, tuple[str, str]]:
 
 
 def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
-    body = answer.json
-    result: Any = body.get("esearchresult") if isinstance(body, dict) else None
+    body = answer.json if isinstance(answer.json, dict) else {}
+    result: Any = body.get("esearchresult")
     if not isinstance(result, dict):
-        error = body.get("error") if isinstance(body, dict) else None
+        error = body.get("error")
         if error and "rate limit" in str(error):
             raise RetryableError(
                 f"{answer.url} answered: {one_line(str(error))}", "rate_limit", 1.0
@@ -190,34 +199,44 @@ def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
         raise answer.malformed("a response without a list of ids")
     count = str(result.get("count", ""))
     if not count.isdigit() or len(ids) < min(int(count), wanted):
+        n_articles = count or "an unknown number of"
         raise RetryableError(
-            f"{answer.url} sent {len(ids)} ids; {wanted} of {count or 'an unknown number of'} articles were requested",
+            f"{answer.url} sent {len(ids)} ids; {wanted} of {n_articles} articles were requested",
             "malformed",
         )
     return tuple(dict.fromkeys(ids))
 
 
 def _ranking(ids: Sequence[str], articles: Mapping[str, tuple[str, str]]) -> Ranking:
-    return tuple(
-        Passage(i, *articles.get(i, ("", "")), 1.0 / rank) for rank, i in enumerate(ids, 1)
-    )
+    passages = []
+    for rank, pmid in enumerate(ids, 1):
+        title, abstract = articles.get(pmid, ("", ""))
+        passages.append(Passage(pmid, title, abstract, 1.0 / rank))
+    return tuple(passages)
 
 
 def _title(article: ElementTree.Element) -> str:
-    titles = map(article.find, ("ArticleTitle", "VernacularTitle", "Book/BookTitle"))
-    return next(filter(None, (_text(element) for element in titles if element is not None)), "")
+    for tag in ("ArticleTitle", "VernacularTitle", "Book/BookTitle"):
+        element = article.find(tag)
+        if element is not None and _text(element):
+            return _text(element)
+    return ""
 
 
 def _abstract(article: ElementTree.Element) -> str:
     """Join the parts of the abstract, each with its label: ``BACKGROUND: ...``."""
     parts = []
     for element in article.findall("Abstract/AbstractText"):
-        label, text = element.get("Label"), _text(element)
+        label = element.get("Label")
+        text = _text(element)
+        if text and label and label != "UNLABELLED":
+            text = f"{label}: {text}"
         if text:
-            parts.append(f"{label}: {text}" if label and label != "UNLABELLED" else text)
+            parts.append(text)
     return " ".join(parts)
 
 
 def _text(element: ElementTree.Element) -> str:
     """Return the text of an element without markup (``<i>``, ``<sub>``, MathML)."""
-    return " ".join("".join(element.itertext()).split())
+    content = "".join(element.itertext())
+    return " ".join(content.split())

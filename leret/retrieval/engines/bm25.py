@@ -1,7 +1,7 @@
 """BM25 over a memory-mapped bm25s index. ``bm25s.BM25.load`` can open the directory too.
 
-`top_k` replaces the inner loop of bm25s. It breaks ties by document order, which bm25s does not. It omits documents
-that contain no query word. It is compiled once per machine, not per process.
+`top_k` replaces the inner loop of bm25s. It breaks ties by document order, which bm25s does not. It
+omits documents that contain no query word. It is compiled once per machine, not per process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
-os.environ.setdefault(
-    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-)  # bm25s starts JAX, which reserves the GPU's memory
+# bm25s starts JAX, which reserves the GPU's memory
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 _WORD = re.compile(r"\b\w\w+\b")
 _FEW = 64  # results per batch up to which Python sorts faster than NumPy
-_CELLS = (
-    1 << 22
-)  # maximum size of the result matrix; limits the memory of a large batch with a large k
+# maximum size of the result matrix; limits the memory of a large batch with a large k
+_CELLS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +52,8 @@ class ScoreMatrix:
 class BM25(CallableRetriever):
     """BM25 search. Create with `BM25.build` or `leret.retrieval.load.open_index`. Thread-safe.
 
-    Documents that contain no query word are not returned. Ties keep corpus order. ``settings`` are the settings
-    that ``index`` was built with.
+    Documents that contain no query word are not returned. Ties keep corpus order. ``settings`` are
+    the settings that ``index`` was built with.
     """
 
     only_computes: ClassVar[bool] = True
@@ -72,7 +70,10 @@ class BM25(CallableRetriever):
 
     @classmethod
     def build(cls, corpus: Documents, directory: Path | None = None, **settings: Any) -> BM25:
-        """Build an index, in memory or in a directory. ``settings`` are fields of `BM25Settings`."""
+        """Build an index, in memory or in a directory.
+
+        ``settings`` are fields of `BM25Settings`.
+        """
         engine = BM25Index(BM25Settings(**settings))
         if directory is None:
             index = _index(corpus, engine.settings)
@@ -93,49 +94,61 @@ class BM25(CallableRetriever):
         return partial(BM25.build, **engine.settings.ranking_keys()), (corpus,)
 
     def search(self, queries: Sequence[str | Mapping[str, float]], k: int) -> list[Ranking]:
-        """Rank documents for each query: a text, or words of the vocabulary with factors for their weights."""
+        """Rank documents for each query: a text, or words with factors for their weights."""
         if not 1 <= k <= self.n_documents:
             k = clip_k(k, self.n_documents)
         at_once = max(1, _CELLS // k)
+        rankings: list[Ranking] = []
         if len(queries) > at_once:
-            parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
-            return [ranking for part in parts for ranking in self.search(part, k)]
-        index, known, words, ends = self.index, self.index.vocabulary, self.words, [0]
-        columns, factors = list[int](), list[float]()
-        for query in queries:
-            columns += [
-                known[word]
-                for word in (words(query) if isinstance(query, str) else query)
-                if word in known
-            ]
-            factors += (
-                [1.0] * (len(columns) - ends[-1]) if isinstance(query, str) else query.values()
-            )
-            ends.append(len(columns))
-        size = (len(queries), k)
-        documents, scores = np.zeros(size, np.int32), np.zeros(size, np.float32)
-        top_k(
-            np.array(columns, np.int32), np.array(factors, np.float32), np.array(ends, np.int64),
-            index.data, index.indices, index.indptr, documents, scores, self.n_documents,
-        )  # fmt: skip
+            for start in range(0, len(queries), at_once):
+                rankings += self.search(queries[start : start + at_once], k)
+            return rankings
+        documents, scores = self._best(queries, k)
         if documents.size <= _FEW:  # Python sorts a few numbers ten times faster than NumPy
-            pairs = [
-                sorted((-score, row) for score, row in zip(*pair, strict=True) if score > 0)
-                for pair in zip(scores.tolist(), documents.tolist(), strict=True)
-            ]
-            return [
-                self.ranking([row for _, row in best], [-score for score, _ in best])
-                for best in pairs
-            ]
+            for values, rows in zip(scores.tolist(), documents.tolist(), strict=True):
+                pairs = zip(values, rows, strict=True)
+                best = sorted((-score, row) for score, row in pairs if score > 0)
+                ranking = self.ranking([row for _, row in best], [-score for score, _ in best])
+                rankings.append(ranking)
+            return rankings
         order = np.lexsort((documents, -scores), axis=-1)
         lengths = (scores > 0).sum(axis=-1).tolist()
-        best = np.take_along_axis(documents, order, axis=-1).tolist()
-        high = np.take_along_axis(scores, order, axis=-1).tolist()
-        ranking = self.ranking
-        return [
-            ranking(rows[:n], values[:n])
-            for rows, values, n in zip(best, high, lengths, strict=True)
-        ]
+        best_rows = np.take_along_axis(documents, order, axis=-1).tolist()
+        best_scores = np.take_along_axis(scores, order, axis=-1).tolist()
+        for rows, values, n in zip(best_rows, best_scores, lengths, strict=True):
+            rankings.append(self.ranking(rows[:n], values[:n]))
+        return rankings
+
+    def _best(
+        self, queries: Sequence[str | Mapping[str, float]], k: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return the best documents and their scores, both (n_queries, k), unordered."""
+        index = self.index
+        vocabulary = index.vocabulary
+        columns: list[int] = []
+        factors: list[float] = []
+        ends = [0]
+        for query in queries:
+            words = self.words(query) if isinstance(query, str) else query
+            new_columns = [vocabulary[word] for word in words if word in vocabulary]
+            columns += new_columns
+            factors += [1.0] * len(new_columns) if isinstance(query, str) else query.values()
+            ends.append(len(columns))
+        size = (len(queries), k)
+        documents = np.zeros(size, np.int32)
+        scores = np.zeros(size, np.float32)
+        top_k(
+            np.array(columns, np.int32),
+            np.array(factors, np.float32),
+            np.array(ends, np.int64),
+            index.data,
+            index.indices,
+            index.indptr,
+            documents,
+            scores,
+            self.n_documents,
+        )
+        return documents, scores
 
 
 @dataclass(frozen=True)
@@ -174,13 +187,11 @@ def _index(corpus: Documents, settings: BM25Settings) -> Any:
 
     words = make_analyzer(settings)
     vocabulary: dict[str, int] = {}
-    columns = [
-        [
-            vocabulary.setdefault(word, len(vocabulary))
-            for word in words(f"{document.title}. {document.text}")
-        ]
-        for document in map(corpus.__getitem__, corpus)
-    ]
+    columns = []
+    for doc_id in corpus:
+        document = corpus[doc_id]
+        content = words(f"{document.title}. {document.text}")
+        columns.append([vocabulary.setdefault(word, len(vocabulary)) for word in content])
     if not vocabulary:
         raise RetrievalError(
             f"none of the {len(corpus)} documents contains a word to index; check the corpus"
@@ -191,7 +202,10 @@ def _index(corpus: Documents, settings: BM25Settings) -> Any:
 
 
 def _read(directory: Path, n_documents: int) -> ScoreMatrix:
-    """Memory-map an index. Check its rows and columns once, because `top_k` does not check bounds."""
+    """Memory-map an index.
+
+    Check its rows and columns once, because `top_k` does not check bounds.
+    """
     try:
         vocabulary = json.loads((directory / "vocab.index.json").read_text(encoding="utf-8"))
         arrays = [
@@ -212,11 +226,14 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         raise RetrievalError(
             f"{directory}: cannot read the index ({error}); build it again"
         ) from error
-    n, starts = len(index.data), index.indptr
+    n = len(index.data)
+    starts = index.indptr
     if (
         any(array.ndim != 1 for array in arrays)
-        or (len(starts), len(index.indices)) != (len(columns) + 1, n)
-        or (starts[0], starts[-1]) != (0, n)
+        or len(index.indices) != n
+        or len(starts) != len(columns) + 1
+        or starts[0] != 0
+        or starts[-1] != n
         or (starts[1:] < starts[:-1]).any()
         or columns.max(initial=0) >= len(columns)
     ):
@@ -232,7 +249,7 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
 
 
 def _matrix(vocabulary: Mapping[str, int], data: Any, indices: Any, indptr: Any) -> ScoreMatrix:
-    """Convert to read-only arrays of fixed types, so that `top_k` is compiled for one signature only."""
+    """Convert to read-only arrays of fixed types, so that `top_k` is compiled only once."""
     arrays = []
     for values, dtype in ((data, np.float32), (indices, np.int32), (indptr, np.int64)):
         array = np.ascontiguousarray(values, dtype).view(np.ndarray)
@@ -249,26 +266,31 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
 
 @_compiled
-def _worse(score: float, document: int, other_score: float, other_document: int) -> bool:
-    """Return whether an entry ranks below the other entry. Ties are broken by document order."""
-    return score < other_score or (score == other_score and document > other_document)
+def _worse(score: float, document: int, than_score: float, than_document: int) -> bool:
+    """Return whether a result ranks below another. Ties are broken by document order."""
+    return score < than_score or (score == than_score and document > than_document)
 
 
 @_compiled
 def _replace_worst(
     scores: NDArray[np.float32], documents: NDArray[np.int32], score: float, document: int
 ) -> None:
-    """Replace the worst entry (at the top of the heap) with a better entry, and restore the heap order."""
-    n, hole, child = len(scores), 0, 1
+    """Replace the worst result (at the top of the heap), and restore the heap order."""
+    n = len(scores)
+    hole = 0
+    child = 1
     while child < n:
         right = child + 1
         if right < n and _worse(scores[right], documents[right], scores[child], documents[child]):
             child = right
         if not _worse(scores[child], documents[child], score, document):
             break
-        scores[hole], documents[hole] = scores[child], documents[child]
-        hole, child = child, 2 * child + 1
-    scores[hole], documents[hole] = score, document
+        scores[hole] = scores[child]
+        documents[hole] = documents[child]
+        hole = child
+        child = 2 * child + 1
+    scores[hole] = score
+    documents[hole] = document
 
 
 @_compiled
@@ -283,41 +305,50 @@ def top_k(
     best_scores: NDArray[np.float32],
     n_documents: int,
 ) -> None:
-    """Write each query's best documents and scores to ``best_*``, unordered. Unused entries keep score 0."""
-    scores, above_0 = np.zeros(n_documents, np.float32), np.float32(1e-45)
+    """Write each query's best documents and scores to ``best_*``, unordered.
+
+    Unused cells keep score 0.
+    """
+    scores = np.zeros(n_documents, np.float32)
+    above_0 = np.float32(1e-45)
     for query in range(len(starts) - 1):
         columns = range(starts[query], starts[query + 1])
         for column in columns:
-            start, end, factor = indptr[words[column]], indptr[words[column] + 1], factors[column]
-            among, weights = indices[start:end], data[start:end]
-            for entry in range(len(among)):
-                scores[among[entry]] += factor * weights[entry]
-        heap_scores, heap = (
-            best_scores[query],
-            best_documents[query],
-        )  # already a heap, because all scores are 0
+            word = words[column]
+            factor = factors[column]
+            among = indices[indptr[word] : indptr[word + 1]]
+            weights = data[indptr[word] : indptr[word + 1]]
+            for i in range(len(among)):
+                scores[among[i]] += factor * weights[i]
+        # already a heap, because all scores are 0
+        heap_scores = best_scores[query]
+        heap = best_documents[query]
         lowest = heap_scores[0]
         for column in columns:
-            among = indices[indptr[words[column]] : indptr[words[column] + 1]]
-            for entry in range(len(among)):
-                document = among[entry]
+            word = words[column]
+            among = indices[indptr[word] : indptr[word + 1]]
+            for i in range(len(among)):
+                document = among[i]
                 score = scores[document]
-                scores[document] = (
-                    0  # so that the document is skipped in the columns of other words
-                )
-                # one comparison that is nearly always false is twice as fast as testing `score > 0` first
+                # so that the document is skipped in the columns of other words
+                scores[document] = 0
+                # one comparison that is nearly always false is twice as fast as testing
+                # `score > 0` first
                 if score >= max(lowest, above_0) and _worse(lowest, heap[0], score, document):
                     _replace_worst(heap_scores, heap, score, document)
                     lowest = heap_scores[0]
 
 
 def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:
-    """Return a thread-safe function that splits text into lower-case words of two or more characters, minus stop words.
+    """Return a thread-safe function that splits text into words.
+
+    The words are in lower case, have two or more characters and are no stop words.
 
     Without ``fold_accents``, the words are the same as from ``bm25s.tokenize``.
     """
     stop = _stopwords(settings.stopwords, settings.fold_accents)
-    fold, stem = settings.fold_accents, _stemmer(settings.stemmer)
+    fold = settings.fold_accents
+    stem = _stemmer(settings.stemmer)
     find = _WORD.findall
 
     def words(text: str) -> list[str]:
@@ -335,9 +366,8 @@ def fold_accents(text: str) -> str:
     >>> fold_accents("Beyoncé, ʿAḍud")
     'Beyonce, ʿAdud'
     """
-    return "".join(
-        char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char)
-    )
+    characters = unicodedata.normalize("NFKD", text)
+    return "".join(char for char in characters if not unicodedata.combining(char))
 
 
 def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
@@ -351,14 +381,16 @@ def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
         raise RetrievalError(
             f"retriever.stopwords: bm25s has no list {name!r}; use english, or null for no list"
         )
-    return frozenset(fold_accents(word) if fold else word for word in words)
+    if fold:
+        words = map(fold_accents, words)
+    return frozenset(words)
 
 
 def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     if language is None:
         return None
     try:
-        stem = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language).stemWords
+        stemmer = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language)
     except KeyError as error:
         raise RetrievalError(
             f"retriever.stemmer: unknown language {language!r}; use english or null"
@@ -367,6 +399,6 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
 
     def stems(words: list[str]) -> list[str]:
         with lock:
-            return list(stem(words))
+            return list(stemmer.stemWords(words))
 
     return stems

@@ -1,9 +1,10 @@
-"""Late interaction: one vector per token, exact MaxSim over the candidates of a BM25 or dense search.
+"""Late interaction: a vector per token, exact MaxSim over candidates of a BM25 or dense search.
 
-MaxSim: each query token contributes its maximum inner product with any token of the document; the score is the sum
-(Khattab and Zaharia, SIGIR 2020). Files of an index, in addition to the documents::
+MaxSim: each query token contributes its maximum inner product with any token of the document; the
+score is the sum (Khattab and Zaharia, SIGIR 2020). Files of an index, in addition to the
+documents::
 
-    vectors.bin   (n_tokens, n_dimensions) float16 vectors of all documents, concatenated and memory-mapped
+    vectors.bin   (n_tokens, n_dimensions) float16 vectors of all documents, memory-mapped
     lengths.bin   (n_documents,) int32 number of tokens per document
     bm25/         index that finds the candidates, or dense/; missing if all documents are scored
 """
@@ -38,7 +39,8 @@ from leret.retrieval.engines.dense import MODEL_FAULTS, DenseIndex, open_model
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
-_VECTORS, _LENGTHS = "vectors.bin", "lengths.bin"
+_VECTORS = "vectors.bin"
+_LENGTHS = "lengths.bin"
 _PLACE = "engine."  # prefix of the candidate engine's keys in the manifest
 _ENGINES: dict[str, Any] = {"bm25": BM25Index, "dense": DenseIndex}
 _BLOCK = 1024  # documents scored at once
@@ -48,7 +50,8 @@ _DIGITS = 4  # decimal places of a score; further digits depend on the other que
 class ColBERT(CallableRetriever):
     """Search by late interaction. Thread-safe.
 
-    A query with no letters or digits, or without candidates, gets an empty ranking. Ties keep corpus order.
+    A query with no letters or digits, or without candidates, gets an empty ranking. Ties keep
+    corpus order.
     """
 
     def __init__(
@@ -75,28 +78,28 @@ class ColBERT(CallableRetriever):
         candidates = [np.arange(len(self._documents))] * len(queries)
         if self._first is not None:
             rankings = self._first.search(queries, max(k, self._n_candidates or k))
-            candidates = [
-                np.array([int(row.doc_id) for row in ranking], np.int64) for ranking in rankings
-            ]
-        return [
-            self._ranking(vectors, np.sort(rows), k)
-            for vectors, rows in zip(self._encoder.queries(queries), candidates, strict=True)
-        ]
+            candidates = [_rows(ranking) for ranking in rankings]
+        encoded = self._encoder.queries(queries)
+        pairs = zip(encoded, candidates, strict=True)
+        return [self._ranking(vectors, np.sort(rows), k) for vectors, rows in pairs]
 
     def _ranking(self, query: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
-        blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
-        scores = np.concatenate(
-            [np.zeros(0), *(self._max_sim(query, block) for block in blocks)]
-        ).round(_DIGITS)
+        parts: list[NDArray[Any]] = [np.zeros(0)]
+        for start in range(0, len(rows), _BLOCK):
+            parts.append(self._max_sim(query, rows[start : start + _BLOCK]))
+        scores = np.concatenate(parts).round(_DIGITS)
         best = np.argsort(-scores, kind="stable")[:k]
         return self._documents.passages(rows[best].tolist(), scores[best].tolist())
 
     def _max_sim(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the query's score for each document in ``rows``. ``query`` is (n_query_tokens, n_dimensions)."""
-        starts, ends = self._starts[rows], self._starts[rows + 1]
-        tokens = np.concatenate(
-            [self._vectors[start:end] for start, end in zip(starts, ends, strict=True)]
-        )
+        """Return the query's score for each document in ``rows``.
+
+        ``query`` is (n_query_tokens, n_dimensions).
+        """
+        starts = self._starts[rows]
+        ends = self._starts[rows + 1]
+        spans = zip(starts, ends, strict=True)
+        tokens = np.concatenate([self._vectors[start:end] for start, end in spans])
         similarity = tokens.astype(np.float32) @ query.T
         firsts = np.concatenate([[0], np.cumsum(ends - starts)[:-1]])
         scores: NDArray[np.float32] = np.maximum.reduceat(similarity, firsts, axis=0).sum(axis=1)
@@ -105,7 +108,10 @@ class ColBERT(CallableRetriever):
 
 @dataclass(frozen=True)
 class ColbertIndex(IndexEngine):
-    """Builds and opens ColBERT indexes. `ColbertIndex.of` looks up the checkpoint named in the settings."""
+    """Builds and opens ColBERT indexes.
+
+    `ColbertIndex.of` looks up the checkpoint named in the settings.
+    """
 
     settings: ColbertSettings
     checkpoint: Path  # directory of the model
@@ -117,7 +123,8 @@ class ColbertIndex(IndexEngine):
     @classmethod
     def of(cls, settings: ColbertSettings) -> Self:
         checkpoint = find_model(settings.checkpoint, "retriever.checkpoint")
-        content, first = model_digest(checkpoint), None
+        content = model_digest(checkpoint)
+        first = None
         if settings.candidates is not None:
             kind = _ENGINES[settings.engine.kind]
             first = getattr(kind, "of", kind)(settings.engine)
@@ -125,18 +132,19 @@ class ColbertIndex(IndexEngine):
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        values, checkpoint = dict(manifest.settings), Path(manifest.places["checkpoint"])
-        content, engine = values.pop("checkpoint"), values.pop("engine", None)
+        values = dict(manifest.settings)
+        checkpoint = Path(manifest.places["checkpoint"])
+        content = values.pop("checkpoint")
+        engine = values.pop("engine", None)
         require_model(checkpoint, content, directory)
         first: BM25Index | DenseIndex = BM25Index(BM25Settings())
         if engine is not None:
-            places = {
-                k.removeprefix(_PLACE): v
-                for k, v in manifest.places.items()
-                if k.startswith(_PLACE)
-            }
+            paths = {}
+            for key, path in manifest.places.items():
+                if key.startswith(_PLACE):
+                    paths[key.removeprefix(_PLACE)] = path
             keys = {key: value for key, value in engine.items() if key != "kind"}
-            part = manifest.model_copy(update={"settings": keys, "places": places})
+            part = manifest.model_copy(update={"settings": keys, "places": paths})
             first = _ENGINES[engine["kind"]].from_manifest(part, directory)
         settings = ColbertSettings(checkpoint=str(checkpoint), engine=first.settings, **values)
         return cls(settings, checkpoint, content, None if settings.candidates is None else first)
@@ -148,27 +156,27 @@ class ColbertIndex(IndexEngine):
     def ranking_keys(self) -> dict[str, Any]:
         keys = {"checkpoint": self.content, **self.settings.ranking_keys()}
         del keys["engine"]
-        if (
-            self.first is not None and self.settings.engine != BM25Settings()
-        ):  # an index without the key has BM25
+        # an index without the key has BM25
+        if self.first is not None and self.settings.engine != BM25Settings():
             keys["engine"] = {"kind": self.first.kind, **self.first.ranking_keys()}
         return keys
 
     def external_paths(self) -> dict[str, str]:
-        others = self.first.external_paths() if self.first else {}
-        return {"checkpoint": str(self.checkpoint)} | {
-            f"{_PLACE}{key}": path for key, path in others.items()
-        }
+        paths = {"checkpoint": str(self.checkpoint)}
+        if self.first:
+            for key, path in self.first.external_paths().items():
+                paths[f"{_PLACE}{key}"] = path
+        return paths
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Encode the documents. Continue where an interrupted build stopped."""
         if self.first is not None:
             (directory / self.first.kind).mkdir(exist_ok=True)
             self.first.write(corpus, directory / self.first.kind, progress)
-        encoder, ids = MultiVectorModel(self.checkpoint, self.settings), list(corpus)
-        at_once = (
-            8 * self.settings.batch_size
-        )  # several batches, because the encoder sorts texts by length
+        encoder = MultiVectorModel(self.checkpoint, self.settings)
+        ids = list(corpus)
+        # several batches, because the encoder sorts texts by length
+        at_once = 8 * self.settings.batch_size
         with (
             open(directory / _LENGTHS, "a+b") as lengths,
             open(directory / _VECTORS, "ab") as vectors,
@@ -176,9 +184,8 @@ class ColbertIndex(IndexEngine):
             lengths.seek(0)
             encoded = np.frombuffer(lengths.read()[: lengths.tell() // 4 * 4], np.int32)
             lengths.truncate(encoded.nbytes)
-            vectors.truncate(
-                2 * encoder.n_dimensions * int(encoded.sum())
-            )  # written before lengths
+            # written before lengths
+            vectors.truncate(2 * encoder.n_dimensions * int(encoded.sum()))
             progress.start("encode documents", len(ids))
             progress.advance(len(encoded))
             for start in range(len(encoded), len(ids), at_once):
@@ -186,7 +193,8 @@ class ColbertIndex(IndexEngine):
                 tokens = encoder.documents(texts)
                 vectors.write(np.concatenate(tokens).astype(np.float16).tobytes())
                 vectors.flush()
-                lengths.write(np.array([len(one) for one in tokens], np.int32).tobytes())
+                n_tokens = [len(document) for document in tokens]
+                lengths.write(np.array(n_tokens, np.int32).tobytes())
                 lengths.flush()
                 progress.advance(len(texts))
         progress.finish()
@@ -200,20 +208,21 @@ class ColbertIndex(IndexEngine):
 
 
 class MultiVectorModel:
-    """Multi-vector model of sentence-transformers. Thread-safe; encodes for one thread at a time."""
+    """Multi-vector model of sentence-transformers.
+
+    Thread-safe; encodes for one thread at a time.
+    """
 
     def __init__(self, checkpoint: Path, settings: ColbertSettings) -> None:
-        if not is_multi_vector(
-            checkpoint
-        ):  # sentence-transformers would add an untrained projection
+        # sentence-transformers would add an untrained projection
+        if not is_multi_vector(checkpoint):
             raise RetrievalError(
                 f"{checkpoint} is not a ColBERT or other multi-vector model; choose another model"
             )
         self._model = open_model("MultiVectorEncoder", checkpoint, settings.device, "colbert")
         self._batch_size = settings.batch_size
-        self._lock = (
-            threading.Lock()
-        )  # a tokenizer stores its truncation length, so it is not thread-safe
+        # a tokenizer stores its truncation length, so it is not thread-safe
+        self._lock = threading.Lock()
         transformer = self._model[0]
         try:
             if settings.query_maxlen is not None:
@@ -247,29 +256,36 @@ class MultiVectorModel:
             vectors = encode(
                 texts, batch_size=self._batch_size, convert_to_numpy=True, show_progress_bar=False
             )
-        return [np.asarray(one, np.float32) for one in vectors]
+        return [np.asarray(array, np.float32) for array in vectors]
 
 
 class _RowTable:
-    """Documents for the candidate search: the id of a document is its row, and its text is empty."""
+    """Documents for the candidate search: a document has its row as id, and no text."""
 
     def __init__(self, documents: DocumentTable) -> None:
         self.digest = documents.digest
         self._n_documents = len(documents)
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        return tuple(
-            [Passage(str(row), "", "", score) for row, score in zip(rows, scores, strict=True)]
-        )
+        pairs = zip(rows, scores, strict=True)
+        return tuple([Passage(str(row), "", "", score) for row, score in pairs])
 
     def __len__(self) -> int:
         return self._n_documents
 
 
+def _rows(ranking: Ranking) -> NDArray[np.int64]:
+    """Return the rows in a ranking of `_RowTable`."""
+    return np.array([int(passage.doc_id) for passage in ranking], np.int64)
+
+
 def _read(
     directory: Path, n_documents: int, n_dimensions: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-    """Return each document's start in the vectors, (n_documents + 1,), and the vectors, (n_tokens, n_dimensions)."""
+    """Return each document's start in the vectors, and the vectors.
+
+    Their shapes are (n_documents + 1,) and (n_tokens, n_dimensions).
+    """
     try:
         lengths = np.fromfile(directory / _LENGTHS, np.int32)
         vectors = np.memmap(directory / _VECTORS, np.float16, "r").reshape(-1, n_dimensions)
@@ -285,14 +301,13 @@ def _read(
 
 
 def is_multi_vector(directory: Path) -> bool:
-    """Return whether a directory is a ColBERT checkpoint or another model with one vector per token."""
+    """Return whether a directory is a ColBERT checkpoint or a similar model."""
+    kinds = set()
     try:
-        configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
-        kinds = {
-            kind
-            for config in configs
-            for kind in (config.get("model_type"), *(config.get("architectures") or ()))
-        }
+        for path in sorted(directory.glob("config*.json")):
+            config = json.loads(path.read_bytes())
+            kinds.add(config.get("model_type"))
+            kinds.update(config.get("architectures") or ())
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise RetrievalError(
             f"{directory}: cannot read the config ({reason(error)}); choose another model"

@@ -25,8 +25,17 @@ from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048  # documents per file during a build; a killed build loses at most one file
-MODEL_FAULTS = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, AssertionError,
-                UnpicklingError)  # fmt: skip  # AssertionError: torch without CUDA
+MODEL_FAULTS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    AssertionError,  # torch without CUDA
+    UnpicklingError,
+)
 """Exceptions raised by sentence-transformers for unusable model files or settings."""
 
 _DIGITS = 6  # decimal places of a score; further digits depend on the other queries in the batch
@@ -35,8 +44,9 @@ _DIGITS = 6  # decimal places of a score; further digits depend on the other que
 class Dense(CallableRetriever):
     """Dense search. Thread-safe.
 
-    A query with no letters or digits gets an empty ranking. Ties keep corpus order. If more documents tie at
-    rank ``k`` than can be returned, the store chooses. ``query_prefix`` is prepended to each query.
+    A query with no letters or digits gets an empty ranking. Ties keep corpus order. If more
+    documents tie at rank ``k`` than can be returned, the store chooses. ``query_prefix`` is
+    prepended to each query.
     """
 
     def __init__(
@@ -82,19 +92,17 @@ class DenseIndex(IndexEngine):
     @classmethod
     def of(cls, settings: DenseSettings) -> Self:
         names = {"model": settings.model, "query_model": settings.query_model}
-        models = {
-            key: find_model(name, f"retriever.{key}")
-            for key, name in names.items()
-            if name is not None
-        }
-        return cls(settings, models, {key: model_digest(model) for key, model in models.items()})
+        models = {}
+        for key, name in names.items():
+            if name is not None:
+                models[key] = find_model(name, f"retriever.{key}")
+        contents = {key: model_digest(model) for key, model in models.items()}
+        return cls(settings, models, contents)
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        values, models = (
-            dict(manifest.settings),
-            {key: Path(place) for key, place in manifest.places.items()},
-        )
+        values = dict(manifest.settings)
+        models = {key: Path(path) for key, path in manifest.places.items()}
         contents = {key: values.pop(key) for key in models}
         for key, model in models.items():
             require_model(model, contents[key], directory)
@@ -111,17 +119,14 @@ class DenseIndex(IndexEngine):
         return {key: str(model) for key, model in self.models.items()}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        folder, store = directory / "shards", STORES[self.settings.store]
+        folder = directory / "shards"
+        store = STORES[self.settings.store]
         if not (directory / store.name).exists():
             folder.mkdir(exist_ok=True)
             shards = self._encode(corpus, folder, progress)
             progress.start("index vectors", len(corpus))
-            store.write(
-                (np.load(path, allow_pickle=False) for path in shards),
-                directory,
-                self.settings,
-                progress,
-            )
+            vectors = (np.load(path, allow_pickle=False) for path in shards)
+            store.write(vectors, directory, self.settings, progress)
             progress.finish()
         if folder.exists():
             shutil.rmtree(folder)
@@ -132,23 +137,25 @@ class DenseIndex(IndexEngine):
             raise RetrievalError(
                 f"{directory}: {len(store)} vectors for {len(documents)} documents; build it again"
             )
-        encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)
-        return Dense(
-            documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest)
-        )
+        model = self.models.get("query_model", self.models["model"])
+        encoder = Encoder(model, self.settings)
+        digest = self.digest(documents.digest)
+        return Dense(documents, store, encoder, self.settings.query_prefix, digest)
 
     def _encode(self, corpus: Documents, folder: Path, progress: Progress) -> list[Path]:
-        """Write the missing vector files, `_SHARD` documents each. Return the paths of all files."""
+        """Write the missing vector files, `_SHARD` documents each.
+
+        Return the paths of all files.
+        """
         ids = list(corpus)
         paths = [folder / f"{start:09}.npy" for start in range(0, len(ids), _SHARD)]
         missing = {i for i, path in enumerate(paths) if not path.exists()}
         progress.start("encode documents", len(ids))
-        progress.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
+        n_encoded = _SHARD * (len(paths) - len(missing))
+        progress.advance(min(len(ids), n_encoded))
+        encoder = Encoder(self.models["model"], self.settings)
         # several batches at once, because the encoder sorts texts by length
-        encoder, at_once = (
-            Encoder(self.models["model"], self.settings),
-            8 * self.settings.batch_size,
-        )
+        at_once = 8 * self.settings.batch_size
         for i in sorted(missing):
             rows = []
             part = ids[i * _SHARD : (i + 1) * _SHARD]
@@ -175,9 +182,8 @@ class Encoder:
             _lengthen(self._model, settings.max_length, directory)
         self._normalize = settings.normalize
         self._batch_size = settings.batch_size
-        self._lock = (
-            threading.Lock()
-        )  # a tokenizer stores its truncation length, so it is not thread-safe
+        # a tokenizer stores its truncation length, so it is not thread-safe
+        self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return (n_texts, n_dimensions) float32 embeddings."""
@@ -192,7 +198,10 @@ class Encoder:
 
 
 def open_model(kind: str, directory: Path, device: str, extra: str) -> Any:
-    """Open a model with the sentence-transformers class ``kind``; ``extra`` is the pip extra that installs it."""
+    """Open a model with the sentence-transformers class ``kind``.
+
+    ``extra`` is the pip extra that installs it.
+    """
     library = import_optional("sentence_transformers", "sentence-transformers", extra)
     from safetensors import SafetensorError
 
@@ -203,13 +212,17 @@ def open_model(kind: str, directory: Path, device: str, extra: str) -> Any:
         )
     except (*MODEL_FAULTS, SafetensorError) as error:
         raise RetrievalError(
-            f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); choose another model, "
+            f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); "
+            "choose another model, "
             f"or change retriever.device: {device}"
         ) from error
 
 
 def _lengthen(model: Any, max_length: int, directory: Path) -> None:
-    """Set the maximum number of tokens per text. Above the model's limit, test that it can encode such a text."""
+    """Set the maximum number of tokens per text.
+
+    Above the model's limit, test that it can encode such a text.
+    """
     limit = model.max_seq_length
     model.max_seq_length = max_length
     if limit is not None and max_length <= limit:
@@ -218,6 +231,7 @@ def _lengthen(model: Any, max_length: int, directory: Path) -> None:
         model.encode(["a " * max_length], show_progress_bar=False)
     except (RuntimeError, IndexError, ValueError) as error:
         raise RetrievalError(
-            f"retriever.max_length: {directory} cannot encode {max_length} tokens ({reason(error)}); "
+            f"retriever.max_length: {directory} cannot encode {max_length} tokens "
+            f"({reason(error)}); "
             f"set at most {limit}"
         ) from error

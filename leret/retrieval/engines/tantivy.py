@@ -1,8 +1,9 @@
 """BM25 over a tantivy index on disk, for corpora too large to index with bm25s.
 
-Words come from the analyzer of `engines.bm25` and are joined by spaces, so that tantivy only splits at spaces. A query
-becomes a disjunction of its words and never reaches tantivy's query parser. Scores differ from bm25s: tantivy fixes
-k1 = 1.2 and b = 0.75, and rounds the lengths of long documents.
+Words come from the analyzer of `engines.bm25` and are joined by spaces, so that tantivy only splits
+at spaces. A query becomes a disjunction of its words and never reaches tantivy's query parser.
+Scores differ from bm25s: tantivy fixes k1 = 1.2 and b = 0.75, and rounds the lengths of long
+documents.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Tantivy(CallableRetriever):
     def __init__(self, documents: DocumentTable, index: Any, settings: TantivySettings) -> None:
         self._passages = documents.passages
         tantivy = import_optional("tantivy", "tantivy", "tantivy")
-        self._query, self._should = tantivy.Query, tantivy.Occur.Should
+        self._query = tantivy.Query
+        self._should = tantivy.Occur.Should
         self._schema = index.schema
         self._searcher = index.searcher()
         # One thread wrote the index, so tantivy keeps ties in corpus order within a segment.
@@ -53,23 +55,30 @@ class Tantivy(CallableRetriever):
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         k = clip_k(k, self._n_documents)
-        batches = (queries[start : start + _BATCH] for start in range(0, len(queries), _BATCH))
-        return [ranking for batch in batches for ranking in self._rankings(batch, k)]
+        rankings: list[Ranking] = []
+        for start in range(0, len(queries), _BATCH):
+            rankings += self._rankings(queries[start : start + _BATCH], k)
+        return rankings
 
     def _rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        batch = [self._hits(query, k) for query in queries]
-        rows = iter(
-            self._searcher.fast_field_values(
-                "place", [address for hits in batch for _, address in hits]
-            )
-        )
-        return [
-            self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k)
-            for hits in batch
-        ]
+        addresses: list[Any] = []
+        scores_by_query = []
+        for query in queries:
+            hits = self._hits(query, k)
+            addresses += [address for _, address in hits]
+            scores_by_query.append([score for score, _ in hits])
+        rows = iter(self._searcher.fast_field_values("place", addresses))
+        rankings = []
+        for scores in scores_by_query:
+            rows_of_query = list(islice(rows, len(scores)))
+            rankings.append(self._ranking(rows_of_query, scores, k))
+        return rankings
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
-        """Return scores and addresses, best first. If the index has several segments, include all ties at rank k."""
+        """Return scores and addresses, best first.
+
+        If the index has several segments, include all ties at rank k.
+        """
         words = self._words(query)
         if not words:
             return []
@@ -77,30 +86,28 @@ class Tantivy(CallableRetriever):
         n = k if self._in_order else min(k + 1, self._n_documents)
         while True:
             hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
-            if (
-                self._in_order
-                or not len(hits) == n < self._n_documents
-                or hits[-1][0] != hits[k - 1][0]
-            ):
+            if self._in_order or len(hits) < n or n == self._n_documents:
+                return hits
+            if hits[-1][0] != hits[k - 1][0]:
                 return hits
             n = min(2 * n, self._n_documents)  # until all ties at rank k are included
 
     def _ranking(self, rows: list[int], scores: list[float], k: int) -> Ranking:
         if not self._in_order and len(set(scores)) < len(scores):
             best = sorted(zip((-score for score in scores), rows, strict=True))
-            scores, rows = [-score for score, _ in best], [row for _, row in best]
+            scores = [-score for score, _ in best]
+            rows = [row for _, row in best]
         return self._passages(rows[:k], scores[:k])
 
     def _disjunction(self, words: list[str]) -> Any:
         """Return a query that matches any of the words. A repeated word is boosted by its count."""
-        query, should, schema = self._query, self._should, self._schema
-        terms = [
-            (query.term_query(schema, "words", word, "freq"), n)
-            for word, n in Counter(words).items()
-        ]
-        return query.boolean_query(
-            [(should, query.boost_query(one, float(n)) if n > 1 else one) for one, n in terms]
-        )
+        clauses = []
+        for word, n in Counter(words).items():
+            term = self._query.term_query(self._schema, "words", word, "freq")
+            if n > 1:
+                term = self._query.boost_query(term, float(n))
+            clauses.append((self._should, term))
+        return self._query.boolean_query(clauses)
 
 
 @dataclass(frozen=True)
@@ -131,10 +138,10 @@ class TantivyIndex(IndexEngine):
             for row, document in enumerate(map(corpus.__getitem__, corpus)):
                 terms = words(f"{document.title}. {document.text}")
                 n_words += len(terms)
-                entry = tantivy.Document()
-                entry.add_text("words", " ".join(terms))
-                entry.add_unsigned("place", row)
-                writer.add_document(entry)
+                indexed = tantivy.Document()
+                indexed.add_text("words", " ".join(terms))
+                indexed.add_unsigned("place", row)
+                writer.add_document(indexed)
                 if row % _REPORTED == _REPORTED - 1:
                     progress.advance(_REPORTED)
             progress.advance(len(corpus) % _REPORTED)
@@ -142,7 +149,8 @@ class TantivyIndex(IndexEngine):
             writer.wait_merging_threads()
         except ValueError as error:  # tantivy raises ValueError for every failure, even a full disk
             raise RetrievalError(
-                f"{directory}: tantivy cannot write the index ({error}); free some space, or choose another directory"
+                f"{directory}: tantivy cannot write the index ({error}); "
+                "free some space, or choose another directory"
             ) from error
         if not n_words:
             raise RetrievalError(

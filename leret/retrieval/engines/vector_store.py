@@ -1,6 +1,7 @@
 """Vector stores: faiss flat (exact), faiss HNSW, and Chroma's embedded client.
 
-A store is written one array of vectors at a time. A search returns rows of vectors and their inner products.
+A store is written one array of vectors at a time. A search returns rows of vectors and their inner
+products.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from leret.core.errors import MissingDependency, RetrievalError, import_optional
 from leret.core.files import atomic_file
 from leret.core.progress import Progress
 
-_FAISS, _CHROMA = "vectors.faiss", "chroma"
+_FAISS = "vectors.faiss"
+_CHROMA = "chroma"
 _FAISS_PACKAGE = "faiss", "faiss-cpu", "dense"
 _NAME = "documents"
 
@@ -118,7 +120,8 @@ class ChromaStore:
                     progress.advance(len(batch))
         except Exception as error:  # Chroma's errors have no common base class
             raise RetrievalError(
-                f"{directory}: Chroma cannot write ({reason(error)}); free some space, or choose another directory"
+                f"{directory}: Chroma cannot write ({reason(error)}); "
+                "free some space, or choose another directory"
             ) from error
         finally:
             client.close()

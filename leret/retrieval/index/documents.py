@@ -1,9 +1,9 @@
-"""Documents in an index directory: two memory-mapped files, and a table of parents if the documents are chunks.
+"""Documents in an index directory: two memory-mapped files, and a table of the chunks' parents.
 
 ::
 
     documents.bin    id, title and text of each document, concatenated, in UTF-8
-    documents.npy    (3 n_documents + 1,) int64 start offsets in documents.bin; the last offset is the file size
+    documents.npy    (3 n_documents + 1,) int64 start offsets in documents.bin, then its size
     parents.parquet  column "parent", one row per document; null for a document that is not a chunk
 """
 
@@ -71,10 +71,9 @@ class MappedDocuments:
             self._starts = np.load(directory / _STARTS, mmap_mode="r", allow_pickle=False)
             size = (directory / _BYTES).stat().st_size
             starts = self._starts
-            if (starts.dtype, starts.ndim, starts.size % 3) != (np.int64, 1, 1) or (
-                starts[0],
-                starts[-1],
-            ) != (0, size):
+            if (starts.dtype, starts.ndim, starts.size % 3) != (np.int64, 1, 1):
+                raise ValueError(f"{_STARTS} does not match {_BYTES}")
+            if starts[0] != 0 or starts[-1] != size:
                 raise ValueError(f"{_STARTS} does not match {_BYTES}")
             if (starts[1:] < starts[:-1]).any():
                 raise ValueError(f"the offsets in {_STARTS} are not sorted")
@@ -95,14 +94,13 @@ class MappedDocuments:
     def parents(self) -> dict[str, str]:
         """The parent's id by chunk; empty if no document is a chunk."""
         parents = [] if self._parents is None else self._parents.to_pylist()
-        return {
-            doc_id: parent
-            for doc_id, parent in zip(self, parents, strict=False)
-            if parent is not None
-        }
+        pairs = zip(self, parents, strict=False)
+        return {doc_id: parent for doc_id, parent in pairs if parent is not None}
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        decoded, read, passages = self._decoded, self._bytes, []
+        decoded = self._decoded
+        read = self._bytes
+        passages = []
         if len(decoded) > _MAX_CACHED:
             decoded = self._decoded = {}
         for row, score in zip(rows, scores, strict=True):
@@ -117,9 +115,8 @@ class MappedDocuments:
                     None if self._parents is None else self._parents[row].as_py(),
                 )
             doc_id, title, text, parent = document
-            passages.append(
-                _new_passage(Passage, (doc_id, title, text, score, parent))
-            )  # faster than Passage(...)
+            # faster than Passage(...)
+            passages.append(_new_passage(Passage, (doc_id, title, text, score, parent)))
         return tuple(passages)
 
     def __iter__(self) -> Iterator[str]:
@@ -139,15 +136,16 @@ def write_documents(corpus: Documents, directory: Path) -> None:
     if corpus.parents:
         _write_parents(corpus, directory / _PARENTS)
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
-    end, entry = 0, 0
+    end = 0
+    n_parts = 0
     with atomic_file(directory / _BYTES, "wb") as file:
         for document in map(corpus.__getitem__, corpus):
             for part in (document.doc_id, document.title, document.text):
                 encoded = part.encode("utf-8", "surrogatepass")
                 file.write(encoded)
                 end += len(encoded)
-                entry += 1
-                starts[entry] = end
+                n_parts += 1
+                starts[n_parts] = end
     with atomic_file(directory / _STARTS, "wb") as file:
         np.save(file, starts)
 
@@ -156,9 +154,10 @@ def _write_parents(corpus: Documents, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    parents = (corpus.parents.get(doc_id) for doc_id in corpus)
-    column = pa.array(
-        [parent and storable(parent) for parent in parents], pa.string()
-    ).dictionary_encode()
+    parents = []
+    for doc_id in corpus:
+        parent = corpus.parents.get(doc_id)
+        parents.append(parent and storable(parent))
+    column = pa.array(parents, pa.string()).dictionary_encode()
     with atomic_file(path, "wb") as file:
         pq.write_table(pa.table({"parent": column}), file)

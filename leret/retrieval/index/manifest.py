@@ -42,7 +42,10 @@ class IndexEngine(Protocol):
         return keys
 
     def external_paths(self) -> dict[str, str]:
-        """Return the paths outside the index that are needed to open it. They do not change the digest."""
+        """Return the paths outside the index that are needed to open it.
+
+        They do not change the digest.
+        """
         return {}
 
     def digest(self, corpus: str) -> str:
@@ -53,7 +56,10 @@ class IndexEngine(Protocol):
         """Write the engine's files to a directory."""
 
     def open(self, directory: Path, documents: MappedDocuments) -> Retriever:
-        """Open an index. Raise RetrievalError if a file is missing, broken, or does not match the documents."""
+        """Open an index.
+
+        Raise RetrievalError if a file is missing, broken, or does not match the documents.
+        """
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
@@ -73,27 +79,28 @@ class Manifest(BaseModel):
     documents: int  # number of documents or chunks
     parents: int = 0  # number of the chunks' documents; 0 if no document is a chunk
     digest: str  # digest of the retriever: engine, settings and corpus
-    places: dict[
-        str, str
-    ]  # paths of models or of a composite's parts; rankings do not depend on paths
+    # paths of models or of a composite's parts; rankings do not depend on paths
+    places: dict[str, str]
     files: dict[str, tuple[int, str]] = {}  # size in bytes and BLAKE2b digest per file
 
     @classmethod
     def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:
         """Return the manifest of the index that ``engine`` would build, with ``files`` empty."""
+        versions = {}
+        for package in engine.packages:
+            version = installed_version(package)
+            if version:
+                versions[package] = version
+        n_parents = 0
+        if corpus.parents:
+            n_parents = len({corpus.parents.get(doc_id, doc_id) for doc_id in corpus})
         return cls(
             engine=engine.kind,
             settings=engine.ranking_keys(),
-            versions={
-                package: version
-                for package in engine.packages
-                if (version := installed_version(package))
-            },
+            versions=versions,
             corpus=corpus.digest,
             documents=len(corpus),
-            parents=len({corpus.parents.get(doc_id, doc_id) for doc_id in corpus})
-            if corpus.parents
-            else 0,
+            parents=n_parents,
             digest=engine.digest(corpus.digest),
             places=engine.external_paths(),
         )
@@ -101,32 +108,39 @@ class Manifest(BaseModel):
     @property
     def size(self) -> str:
         """The number of documents, or of chunks and their documents, as text."""
-        return f"{self.documents:,} " + (
-            f"chunks of {self.parents:,} documents" if self.parents else "documents"
-        )
+        if self.parents:
+            return f"{self.documents:,} chunks of {self.parents:,} documents"
+        return f"{self.documents:,} documents"
 
-    def equals(self, other: Manifest) -> bool:
-        """Return whether a build with the manifest ``other`` would reproduce this index."""
+    def equals(self, planned: Manifest) -> bool:
+        """Return whether a build with the manifest ``planned`` would reproduce this index."""
+        if self.places.keys() != planned.places.keys():
+            return False
         decides = ("engine", "settings", "versions", "corpus", "documents", "digest")
-        same_places = self.places.keys() == other.places.keys()
-        return same_places and all(getattr(self, name) == getattr(other, name) for name in decides)
+        return all(getattr(self, name) == getattr(planned, name) for name in decides)
 
     def require_corpus(self, corpus: Documents, directory: Path) -> None:
         if self.corpus != corpus.digest:
             raise RetrievalError(
-                f"{directory} is an index of a different corpus ({self.documents} documents, digest {self.corpus}; "
-                f"yours has {len(corpus)} documents, digest {corpus.digest}); set retriever.index to another directory"
+                f"{directory} is an index of a different corpus "
+                f"({self.documents} documents, digest {self.corpus}; "
+                f"yours has {len(corpus)} documents, digest {corpus.digest}); "
+                "set retriever.index to another directory"
             )
 
     def require_settings(self, planned: Manifest, directory: Path) -> None:
-        """Raise RetrievalError if the index was built with different settings. Package versions may differ."""
+        """Raise RetrievalError if the index was built with different settings.
+
+        Package versions may differ.
+        """
         if (self.engine, self.digest) == (planned.engine, planned.digest):
             return
-        differing = [
-            f"{name}: {self.settings.get(name)!r} in the index, {planned.settings.get(name)!r} in the recipe"
-            for name in sorted({*self.settings, *planned.settings})
-            if self.settings.get(name) != planned.settings.get(name)
-        ]
+        differing = []
+        for name in sorted({*self.settings, *planned.settings}):
+            value = self.settings.get(name)
+            wanted = planned.settings.get(name)
+            if value != wanted:
+                differing.append(f"{name}: {value!r} in the index, {wanted!r} in the recipe")
         if self.engine != planned.engine:
             differing = [f"kind: {self.engine} in the index, {planned.engine} in the recipe"]
         raise RetrievalError(
@@ -158,7 +172,10 @@ def write_index(
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a manifest. Raise RetrievalError if the directory is not a complete index in the current format."""
+    """Read a manifest.
+
+    Raise RetrievalError if the directory is not a complete index in the current format.
+    """
     path = directory / MANIFEST
     if (directory / "centroids.pt").exists() or (directory / "plaid").exists():
         raise RetrievalError(
@@ -182,9 +199,8 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path} has index format {form!r} instead of {_FORMAT}; build the index again"
         )
     try:
-        return Manifest.model_validate_json(
-            json.dumps(values)
-        )  # JSON mode accepts lists for tuples
+        # JSON mode accepts lists for tuples
+        return Manifest.model_validate_json(json.dumps(values))
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][0]}: {fault['msg'].lower()}" for fault in error.errors())
         raise RetrievalError(f"{path} is invalid ({faults}); build the index again") from error
@@ -192,21 +208,22 @@ def read_manifest(directory: Path) -> Manifest:
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
     """Write the manifest with a list of the directory's files. This step completes the index."""
-    paths = {
-        path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()
-    }
-    files = {
-        name.as_posix(): (path.stat().st_size, _content(path))
-        for name, path in paths.items()
-        if name.name not in {MANIFEST, ".key"} and not _REWRITTEN.intersection(name.parts)
-    }
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        is_omitted = path.name in {MANIFEST, ".key"} or _REWRITTEN.intersection(name.parts)
+        if path.is_file() and not is_omitted:
+            files[name.as_posix()] = (path.stat().st_size, _content(path))
     values = {**manifest.model_dump(), "files": files}
     write_atomically(directory / MANIFEST, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
     return read_manifest(directory)
 
 
 def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> MappedDocuments:
-    """Open the documents of an index. Raise RetrievalError if the manifest does not match the documents or engine."""
+    """Open the documents of an index.
+
+    Raise RetrievalError if the manifest does not match the documents or engine.
+    """
     documents = MappedDocuments(directory, manifest.corpus)
     problem = None
     if len(documents) != manifest.documents:
@@ -223,7 +240,10 @@ def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> 
 
 
 def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[str]:
-    """Return one line per problem with the index files. Compare only sizes unless ``content`` is set."""
+    """Return one line per problem with the index files.
+
+    Compare only sizes unless ``content`` is set.
+    """
     problems = []
     for name, (size, digest) in manifest.files.items():
         path = directory / name

@@ -23,16 +23,14 @@ class BadRequestError(Exception):
 class ServerSettings:
     """Access rules and limits of a server."""
 
-    token: str | None = (
-        None  # None: no token, but requests must address localhost, `host` or an IP address
-    )
+    # None: no token, but requests must address localhost, `host` or an IP address
+    token: str | None = None
     host: str = "localhost"  # host name of the server, in addition to localhost
     max_waiting: int = 1024  # maximum number of queries in the queue, and in a request
     max_batch: int = 64  # maximum number of queries per call to the engine
     max_k: int = 1000  # maximum number of documents per query
-    max_documents: int = (
-        64_000  # maximum of queries x k; leret's client requests no more by default
-    )
+    # maximum of queries x k; leret's client requests no more by default
+    max_documents: int = 64_000
     max_body: int = 4 << 20  # maximum bytes of a request body
     read_s: float = 60.0  # seconds until reading a request body times out
 
@@ -41,7 +39,9 @@ def _number(value: Any) -> Any:
     """Convert digits from a URL to int. Null becomes 10, the default ``k``."""
     if value is None:
         return 10
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        return int(value)
+    return value
 
 
 Query = Annotated[
@@ -73,7 +73,10 @@ R = TypeVar("R", SingleRequest, BatchRequest)
 
 
 def parse(values: Any, model: type[R], limits: ServerSettings) -> R:
-    """Parse a request. Raise BadRequestError if a key is missing or invalid, or if a limit is exceeded."""
+    """Parse a request.
+
+    Raise BadRequestError if a key is missing or invalid, or if a limit is exceeded.
+    """
     if not isinstance(values, Mapping):
         raise BadRequestError("the request body is not a JSON object")
     try:
@@ -91,7 +94,8 @@ def parse(values: Any, model: type[R], limits: ServerSettings) -> R:
         raise BadRequestError(f"{n} queries in one request; the maximum is {limits.max_waiting}")
     if n * asked.k > limits.max_documents:
         raise BadRequestError(
-            f"{n} queries with k {asked.k} request {n * asked.k} documents; the maximum is {limits.max_documents}: "
+            f"{n} queries with k {asked.k} request {n * asked.k} documents; "
+            f"the maximum is {limits.max_documents}: "
             "send fewer queries or a smaller k"
         )
     return asked
@@ -109,9 +113,8 @@ def encode(value: Any) -> bytes:
 
 def leret_answer(rankings: list[Ranking], index: str) -> bytes:
     """Encode rankings in the ``leret`` protocol."""
-    return _with_lists(
-        {"index": index}, "rankings", ([p._asdict() for p in ranking] for ranking in rankings)
-    )
+    lists = (list(map(Passage._asdict, ranking)) for ranking in rankings)
+    return _with_lists({"index": index}, "rankings", lists)
 
 
 def colbert_answer(ranking: Ranking) -> bytes:
@@ -137,9 +140,12 @@ def colbert_answer(ranking: Ranking) -> bytes:
 
 
 def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
-    """Encode rankings in the ``retrieve`` protocol: ``contents`` is a line with the quoted title, then the text."""
+    """Encode rankings in the ``retrieve`` protocol.
 
-    def entry(passage: Passage) -> dict[str, Any]:
+    ``contents`` is a line with the quoted title, then the text.
+    """
+
+    def row(passage: Passage) -> dict[str, Any]:
         contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
         document = {
             "id": passage.doc_id,
@@ -149,10 +155,14 @@ def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
         }
         return {"document": document, "score": passage.score} if with_scores else document
 
-    return _with_lists({}, "result", ([entry(p) for p in ranking] for ranking in rankings))
+    lists = (list(map(row, ranking)) for ranking in rankings)
+    return _with_lists({}, "result", lists)
 
 
-def _with_lists(facts: dict[str, Any], name: str, lists: Iterable[list[Any]]) -> bytes:
-    """Encode ``facts`` plus ``lists`` as the value of ``name``. The GIL is released after each list."""
-    begun = encode({**facts, name: []}).removesuffix(b"]}")
+def _with_lists(values: dict[str, Any], name: str, lists: Iterable[list[Any]]) -> bytes:
+    """Encode ``values`` plus ``lists`` as the value of ``name``.
+
+    The GIL is released after each list.
+    """
+    begun = encode({**values, name: []}).removesuffix(b"]}")
     return begun + b",".join(map(encode, lists)) + b"]}"
