@@ -45,18 +45,18 @@ class ProgramRunner:
 
     @cached_property
     def retrieve(self) -> Retrieve | None:
-        return None if self.searches is None else self.searches.search_now
+        if self.searches is None:
+            return None
+        return self.searches.search_now
 
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
         """Run to the first step that has no completion yet, or to the end; ``check`` fails if a second run differs."""
         need = self.replay.run(task, steps, results, self.retrieve, check)
-        return (
-            await self.search_on(need, task, steps, results, check)
-            if isinstance(need, NeedsSearch)
-            else need
-        )
+        if isinstance(need, NeedsSearch):
+            return await self.search_on(need, task, steps, results, check)
+        return need
 
     async def search_on(
         self,
@@ -78,21 +78,18 @@ class ProgramRunner:
             raise ProgramError(
                 "a reward with a depth needs the run's retriever; remove Search(retriever=...)"
             )
-        queries = [
-            query
-            for search in need.searches
-            if search.n_steps == n_steps
-            for query in search.queries
-        ]
-        quick = [
-            ranking
-            for query in queries
-            if (ranking := self.searches.search_now(query, depth)) is not None
-        ]
-        rankings = (
-            quick if len(quick) == len(queries) else await self.searches.search(queries, depth)
-        )
-        return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
+        queries: list[str] = []
+        for search in need.searches:
+            if search.n_steps == n_steps:
+                queries += search.queries
+        quick = [self.searches.search_now(query, depth) for query in queries]
+        rankings = [ranking for ranking in quick if ranking is not None]
+        if len(rankings) < len(queries):
+            rankings = await self.searches.search(queries, depth)
+        ids = []
+        for ranking in rankings:
+            ids.append(tuple(passage.doc_id for passage in ranking))
+        return tuple(ids)
 
     def state(
         self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None
