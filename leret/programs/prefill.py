@@ -47,14 +47,12 @@ class AnswerAdapter(_Adapter):
         return ()
 
     def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
-        return super().__call__(
-            lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs
-        )
+        lm_kwargs = self._with_ending(lm, lm_kwargs, signature)
+        return super().__call__(lm, lm_kwargs, signature, demos, inputs)
 
     async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
-        return await super().acall(
-            lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs
-        )
+        lm_kwargs = self._with_ending(lm, lm_kwargs, signature)
+        return await super().acall(lm, lm_kwargs, signature, demos, inputs)
 
     def format_finetune_data(
         self, signature: Any, demos: Any, inputs: Any, outputs: Any
@@ -120,4 +118,6 @@ class PrefilledXMLAdapter(_Prefilled, dspy.XMLAdapter):
 def prefill_messages(adapter: Any, signature: Any) -> list[dict[str, Any]]:
     """Return the message with the beginning of the answer; [] if the adapter sends none."""
     text = adapter.beginning(signature) if isinstance(adapter, AnswerAdapter) else ""
-    return [{"role": "assistant", "content": text}] if text else []
+    if not text:
+        return []
+    return [{"role": "assistant", "content": text}]
