@@ -26,17 +26,18 @@ from leret.programs.prefill import (
 class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
     """Formats each call as bare fields, one message per turn, without a system message.
 
-    An answer with one output is a line: a line break ends the completion. It subclasses the chat adapter only because
-    DSPy's finetuning requires a chat adapter.
+    An answer with one output is a line: a line break ends the completion. It subclasses the chat
+    adapter only because DSPy's finetuning requires a chat adapter.
 
     Args:
         words_per_item: maximum number of words per item of a list-valued input (such as a passage).
         items: maximum number of items per list-valued input.
         demo_items: maximum number of items per list-valued input in a demo; 0 omits the field.
         instructions: whether to send the signature's instructions as a system message.
-        outputs: whether to end each call with the output names, the choices of ``Literal`` outputs, and the types of
-            other non-text outputs, so that a policy can distinguish signatures.
-        prefill: whether to write the first output's name as the beginning of the answer, as in ``query:``.
+        outputs: whether to end each call with the output names, the choices of ``Literal`` outputs,
+            and the types of other non-text outputs, so that a policy can distinguish signatures.
+        prefill: whether to write the first output's name as the beginning of the answer, as in
+            ``query:``.
     """
 
     def __init__(

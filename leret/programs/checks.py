@@ -137,7 +137,8 @@ class _ForeignLMs(BaseCallback):
 class SearchMemory:
     """Answers searches outside a replay: from known results, or else by searching once and keeping the result.
 
-    ``choose_by`` answers picks (by default, each pick's actor answers). ``rankings`` lists the search results in order.
+    ``choose_by`` answers picks (by default, each pick's actor answers). ``rankings`` lists the
+    search results in order.
     """
 
     def __init__(

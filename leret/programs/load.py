@@ -49,7 +49,8 @@ def load_program(
 ) -> dspy.Module:
     """Build the program ``name`` from a file, and apply ``exclude_seen`` to each `Search`; ProgramError on failure.
 
-    ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments`` does not set it.
+    ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments``
+    does not set it.
     """
     cls = _load_class(path, name)
     # DSPy's metaclass hides the class's signature

@@ -53,8 +53,8 @@ class _Mention(NamedTuple):
 def mentions(question: str, results: Found) -> Sequence[Candidate]:
     """Return candidates for expanding the question: `QUESTION`, which adds nothing, and names.
 
-    Names from the question come first, then other names from the retrieved passages, in order. Names that occur in a
-    retrieved title are left out. The features in ``data`` need no corpus.
+    Names from the question come first, then other names from the retrieved passages, in order.
+    Names that occur in a retrieved title are left out. The features in ``data`` need no corpus.
     """
     question_words = words_of(question)
     content = words_of(" ".join(content_words(question)))

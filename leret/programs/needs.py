@@ -33,10 +33,13 @@ class PredictorCall:
     """One LM call by a program.
 
     Attributes:
-        predictor: name in ``program.named_predictors()``; in parentheses if ``forward`` creates the predictor.
-        usual: True if the call uses the predictor's signature and demos, the run's adapter, and no extra settings.
+        predictor: name in ``program.named_predictors()``; in parentheses if ``forward`` creates the
+            predictor.
+        usual: True if the call uses the predictor's signature and demos, the run's adapter, and no
+            extra settings.
         wording: instructions, if they differ from the predictor's.
-        request: raw request, if the call bypassed the adapter; ``adapter`` and ``signature`` are None then.
+        request: raw request, if the call bypassed the adapter; ``adapter`` and ``signature`` are
+            None then.
         choice: candidates, if the call comes from a `leret.Pick`.
     """
 
@@ -117,7 +120,8 @@ class NeedsSearch:
     Attributes:
         key: key for the result in the search results.
         retriever: retriever to query; None means the run's retriever.
-        ask: function that runs a search tool; None for other searches, which set ``query``, ``k`` and ``retriever``.
+        ask: function that runs a search tool; None for other searches, which set ``query``, ``k``
+            and ``retriever``.
     """
 
     key: Any

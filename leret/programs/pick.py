@@ -122,9 +122,10 @@ class Pick(dspy.Module):
 
     Args:
         stop: whether the policy may stop instead of picking a candidate.
-        retrieves: whether each picked candidate counts as a search that returned only this passage, with score 1
-            for the first pick, 1/2 for the second, and so on.
-        actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from training.
+        retrieves: whether each picked candidate counts as a search that returned only this passage,
+            with score 1 for the first pick, 1/2 for the second, and so on.
+        actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from
+            training.
     """
 
     def __init__(
@@ -151,8 +152,8 @@ class Pick(dspy.Module):
         """Choose a candidate.
 
         Args:
-            candidates: `Candidate` objects, passages, texts (their indices are the ids), or dicts with ``text`` and
-                optionally ``id``, ``title``, ``position`` and ``data``.
+            candidates: `Candidate` objects, passages, texts (their indices are the ids), or dicts
+                with ``text`` and optionally ``id``, ``title``, ``position`` and ``data``.
             picked: earlier picks in order, which are not picked again.
             context: named values that the choice depends on, such as ``question=...``.
 
@@ -160,7 +161,8 @@ class Pick(dspy.Module):
             The chosen candidate; None if the policy stops or no candidate is left.
 
         Raises:
-            ProgramError: a candidate has the wrong type, two candidates have the same id, or there is no actor.
+            ProgramError: a candidate has the wrong type, two candidates have the same id, or there
+                is no actor.
         """
         fields = vars(self)  # attribute lookup on DSPy modules is slow
         name = fields["_name"]

@@ -1,7 +1,7 @@
 """DSPy adapters that write the fixed beginning of the answer themselves, and know where the answer ends.
 
-The beginning is the last message of a request, with role assistant: policies continue it. A completion is the text
-after the beginning.
+The beginning is the last message of a request, with role assistant: policies continue it. A
+completion is the text after the beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 class AnswerAdapter(_Adapter):
     """Mixin for adapters that may send the beginning of the answer (``prefill``), and the strings that end it.
 
-    It is no adapter itself: DSPy gives each subclass of an adapter its parent's ``format`` and ``parse``.
+    It is no adapter itself: DSPy gives each subclass of an adapter its parent's ``format`` and
+    ``parse``.
     """
 
     prefill = False

@@ -33,7 +33,8 @@ _PROOFS = 3  # messages per prompt, and completions per predictor, that are proc
 class Prompt:
     """Demos by predictor, and instructions by predictor where they differ from the program's.
 
-    ``name`` is "0" for the zero-shot prompt. ``score`` is the mean reward on the prompt bank's dev questions.
+    ``name`` is "0" for the zero-shot prompt. ``score`` is the mean reward on the prompt bank's dev
+    questions.
     """
 
     name: str
@@ -100,8 +101,9 @@ ZERO_SHOT = Prompt("0")
 class Formatter:
     """Formats requests as messages and parses completions, exactly as the program's adapter does.
 
-    Usual calls take a fast path: instructions and demos are formatted once per prompt, and the adapter's ``parse``
-    reads completions. The first calls are also processed in full; if a result differs, the fast path is turned off.
+    Usual calls take a fast path: instructions and demos are formatted once per prompt, and the
+    adapter's ``parse`` reads completions. The first calls are also processed in full; if a result
+    differs, the fast path is turned off.
     """
 
     def __init__(self, replay: Replay) -> None:

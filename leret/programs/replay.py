@@ -1,9 +1,10 @@
 """Run a program as a function of its completions.
 
-Every step reruns a copy of the program from the start with the completions of earlier steps, in a fraction of a
-millisecond. Stand-ins replace the predictors' LMs. A proxy around the adapter in ``dspy.settings`` returns the recorded
-outputs of a call, or stops the program. Calls that bypass the adapter reach the stand-in LM. Recorded outputs are
-looked up by the inputs of the call, so order and threads do not matter.
+Every step reruns a copy of the program from the start with the completions of earlier steps, in a
+fraction of a millisecond. Stand-ins replace the predictors' LMs. A proxy around the adapter in
+``dspy.settings`` returns the recorded outputs of a call, or stops the program. Calls that bypass
+the adapter reach the stand-in LM. Recorded outputs are looked up by the inputs of the call, so
+order and threads do not matter.
 """
 
 from __future__ import annotations
@@ -62,8 +63,10 @@ class Replay:
     """Runs one program many times, one run at a time.
 
     Args:
-        program: module that only this replay uses, because stand-ins replace the LMs of its predictors.
-        adapter: adapter for the calls; by default ``dspy.settings.adapter``, or else DSPy's default adapter.
+        program: module that only this replay uses, because stand-ins replace the LMs of its
+            predictors.
+        adapter: adapter for the calls; by default ``dspy.settings.adapter``, or else DSPy's default
+            adapter.
         rm: value of ``dspy.settings.rm`` for the program; by default the run's retriever.
         read: reads the native tool calls of a completion.
     """
@@ -115,7 +118,8 @@ class Replay:
     def _names_that_stop(self) -> frozenset[str]:
         """Return the predictors and picks that decide when the program stops: agents' predictors, picks with a stop.
 
-        An agent is a module with a dictionary of ``tools``, such as `dspy.ReAct`; its own predictors choose the tools.
+        An agent is a module with a dictionary of ``tools``, such as `dspy.ReAct`; its own
+        predictors choose the tools.
         """
         names = {name for name, pick in self.picks.items() if pick.stop}
         for _, module in self.program.named_sub_modules():
@@ -151,8 +155,9 @@ class Replay:
     ) -> Need:
         """Run from the start with the steps of a path; return the first request that has no answer, or the end.
 
-        ``retrieve`` answers searches that are not in ``results``, and its rankings are added there. ``check`` raises
-        ReplayError if a second run differs. ``in_thread`` is True only for calls in the replay's worker thread.
+        ``retrieve`` answers searches that are not in ``results``, and its rankings are added there.
+        ``check`` raises ReplayError if a second run differs. ``in_thread`` is True only for calls
+        in the replay's worker thread.
         """
         if self._thread is not None and not in_thread:
             again = partial(self.run, task, steps, results, retrieve, check, in_thread=True)

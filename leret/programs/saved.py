@@ -1,7 +1,8 @@
 """Save an optimized program to disk, and load it in any DSPy application.
 
-The directory contains ``program.json``, the program's source file (if there is one) and the trained policies. It
-contains no pickles and no API keys. Loading runs the program's source, so only load programs that you trust.
+The directory contains ``program.json``, the program's source file (if there is one) and the trained
+policies. It contains no pickles and no API keys. Loading runs the program's source, so only load
+programs that you trust.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class ProgramSource:
 class TrainedProgram(dspy.Module):
     """A program with its saved LMs, adapter and retriever.
 
-    Use it like the program itself. It ignores ``dspy.configure``: the predictors keep their LMs, and the adapter
-    applies only during the forward pass. `close`, or leaving a ``with`` block, stops the servers started by `load`.
+    Use it like the program itself. It ignores ``dspy.configure``: the predictors keep their LMs,
+    and the adapter applies only during the forward pass. `close`, or leaving a ``with`` block,
+    stops the servers started by `load`.
     """
 
     def __init__(
@@ -147,13 +149,17 @@ def save(
     """Write a directory that `load` reads.
 
     Args:
-        program: program with leret LMs or plain ``dspy.LM``s; predictors without an LM use ``dspy.settings.lm``.
+        program: program with leret LMs or plain ``dspy.LM``s; predictors without an LM use
+            ``dspy.settings.lm``.
         directory: target directory; other files in it are kept.
-        adapter: adapter to save; by default ``dspy.settings.adapter``, or else DSPy's default adapter.
-        source: the program's file, which is copied; by default the program is saved by its class's import path.
-        policies: policies by predictor (``""`` for all others), saved with temperature 0 instead of the program's LMs
-            and pick actors.
-        retriever: retriever for every `leret.Search`, over the corpus of ``data``; by default the program's retrievers.
+        adapter: adapter to save; by default ``dspy.settings.adapter``, or else DSPy's default
+            adapter.
+        source: the program's file, which is copied; by default the program is saved by its class's
+            import path.
+        policies: policies by predictor (``""`` for all others), saved with temperature 0 instead of
+            the program's LMs and pick actors.
+        retriever: retriever for every `leret.Search`, over the corpus of ``data``; by default the
+            program's retrievers.
         data: data settings that name the corpus.
 
     Raises:
@@ -190,21 +196,27 @@ def load(
     """Load a saved program, ready to call or to use inside another program.
 
     Args:
-        directory: directory written by ``optimized.save(directory)``, or the ``program`` directory of a run.
-        serve: where to run the predictors' leret policies. None: as saved. ``local``: in this process. ``vllm``: on
-            servers that start now and stop when the program is closed. A URL such as ``http://127.0.0.1:8000/v1``: on
-            an OpenAI-compatible server that lists the policies by name, as `leret serve policy` does; this needs no
-            local torch. Other LMs and pick actors always run as saved.
+        directory: directory written by ``optimized.save(directory)``, or the ``program`` directory
+            of a run.
+        serve: where to run the predictors' leret policies. None: as saved. ``local``: in this
+            process. ``vllm``: on servers that start now and stop when the program is closed. A URL
+            such as ``http://127.0.0.1:8000/v1``: on an OpenAI-compatible server that lists the
+            policies by name, as `leret serve policy` does; this needs no local torch. Other LMs and
+            pick actors always run as saved.
         lm: LM for all predictors, instead of the saved LMs.
         retriever: retriever to use instead of the saved retriever.
-        program: program that receives the saved state, if its class cannot be constructed from the saved arguments.
-        api_key_env: environment variables with keys that the program may send to its servers. The first variable is
-            used for the server at the URL, and for LMs that were saved with a key.
+        program: program that receives the saved state, if its class cannot be constructed from the
+            saved arguments.
+        api_key_env: environment variables with keys that the program may send to its servers. The
+            first variable is used for the server at the URL, and for LMs that were saved with a
+            key.
 
     Raises:
         ConfigError: the program would send a key that ``api_key_env`` does not allow.
-        ProgramError: the directory is not a saved program, its source no longer runs, or its retriever was not saved.
-        PolicyError: a policy is missing, its chat template has changed, or the server does not have it.
+        ProgramError: the directory is not a saved program, its source no longer runs, or its
+            retriever was not saved.
+        PolicyError: a policy is missing, its chat template has changed, or the server does not have
+            it.
         RetrievalError: the index is missing or belongs to a different corpus.
     """
     directory = Path(directory)

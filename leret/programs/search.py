@@ -1,6 +1,7 @@
 """Program calls that leret records: searches, and calls of LMs other than the predictors' LMs.
 
-Searches are made with `Search`, `search_tool` or ``dspy.settings.rm``. A repeated call is sent only once per path.
+Searches are made with `Search`, `search_tool` or ``dspy.settings.rm``. A repeated call is sent only
+once per path.
 """
 
 from __future__ import annotations
@@ -87,10 +88,14 @@ class Search(dspy.Module):
 
     Args:
         k: passages per search.
-        exclude_seen: whether to skip documents from earlier searches, so that each search adds ``k`` new passages.
-        retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it runs the program.
-        one_document: whether to return only passages with the best passage's title: the parts of one document.
-        candidates: whether the passages are candidates for a `leret.Pick`; rewards and measures count only picked ones.
+        exclude_seen: whether to skip documents from earlier searches, so that each search adds
+            ``k`` new passages.
+        retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it
+            runs the program.
+        one_document: whether to return only passages with the best passage's title: the parts of
+            one document.
+        candidates: whether the passages are candidates for a `leret.Pick`; rewards and measures
+            count only picked ones.
     """
 
     def __init__(
@@ -172,14 +177,14 @@ def search_tool(
 ) -> Any:
     """Wrap a search function (sync or async), a ``dspy.Tool`` or another callable so that leret records its results.
 
-    Outside leret, the wrapper behaves like the callable and has its name, signature and docstring, so `dspy.ReAct` and
-    `dspy.Tool` accept the wrapper. While leret runs a program, each query is sent once, even if the program is
-    replayed, and rewards use the recorded results.
+    Outside leret, the wrapper behaves like the callable and has its name, signature and docstring,
+    so `dspy.ReAct` and `dspy.Tool` accept the wrapper. While leret runs a program, each query is
+    sent once, even if the program is replayed, and rewards use the recorded results.
 
     Args:
         fn: callable that returns rows; if omitted, a decorator is returned.
-        ids: function that maps a row to a document id; by default the id is ``doc_id``, ``pid``, ``id`` or ``title``,
-            or the text up to `` | ``.
+        ids: function that maps a row to a document id; by default the id is ``doc_id``, ``pid``,
+            ``id`` or ``title``, or the text up to `` | ``.
         name: tool name, for a callable without a name.
     """
     if fn is None:
