@@ -200,7 +200,10 @@ def takes_tools(signature: Any) -> bool:
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
-    """Return a recipe's adapter. The chat adapter does not retry with JSON, which would be a silent second call."""
+    """Return a recipe's adapter.
+
+    The chat adapter does not retry with JSON, which would be a silent second call.
+    """
     if settings.prefill and settings.use_native_function_calling:
         raise ConfigError(
             "adapter.prefill: a native tool call has no fixed beginning; remove prefill"
@@ -223,7 +226,11 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
 
 
 def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
-    """Return an adapter's class and arguments as JSON values; ProgramError if they do not recreate the adapter."""
+    """Return an adapter's class and arguments as JSON values.
+
+    Raises:
+        ProgramError: they do not recreate the adapter.
+    """
     kind = type(adapter)
     values = vars(adapter)
     settings = {}
@@ -249,7 +256,7 @@ def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
 
 
 def _argument_names(kind: type) -> Iterator[str]:
-    """Yield the names of a class's constructor arguments, through parents that take ``**kwargs``."""
+    """Yield a class's constructor arguments, and its parent's if it takes ``**kwargs``."""
     for parent in kind.__mro__:
         constructor = vars(parent).get("__init__", object.__init__)
         parameters = inspect.signature(constructor).parameters.values()

@@ -38,9 +38,9 @@ async def check_path(
     results: SearchResults,
     prompts: Sequence[Prompt] = (ZERO_SHOT,),
 ) -> None:
-    """Raise ReplayError if ``program``, a separate instance, does not send the same messages as leret on this path."""
+    """Raise ReplayError if ``program``, a separate instance, sends other messages than leret."""
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
-    # The callback gets its own run, as callbacks change DSPy's tracebacks, and ReAct shows those to its LM.
+    # The callback gets its own run: callbacks change tracebacks, and ReAct shows those to its LM.
     watch = _ForeignLMs()
     runs: list[tuple[Prompt, list[BaseCallback]]] = [(ZERO_SHOT, [watch])]
     runs += [(prompt, []) for prompt in prompts]
@@ -76,7 +76,10 @@ def _run_stock(
     results: SearchResults,
     callbacks: list[BaseCallback],
 ) -> tuple[list[Messages], Messages | None]:
-    """Run a program in plain DSPy; return the recorded prompts that it does not send, and its first other prompt."""
+    """Run a program in plain DSPy.
+
+    Return the recorded prompts that it does not send, and its first other prompt.
+    """
     left = list(path)
     others: list[Messages] = []
 
@@ -135,7 +138,7 @@ class _ForeignLMs(BaseCallback):
 
 
 class SearchMemory:
-    """Answers searches outside a replay: from known results, or else by searching once and keeping the result.
+    """Answers searches outside a replay: from stored results, or by searching once.
 
     ``choose_by`` answers picks (by default, each pick's actor answers). ``rankings`` lists the
     search results in order.
@@ -188,7 +191,7 @@ class SearchMemory:
 async def made_up_path(
     runner: ProgramRunner, task: Task
 ) -> tuple[list[NeedsCompletion], str | None]:
-    """Return the requests that one run makes with made-up outputs, and why the run stopped early (None if it ended)."""
+    """Return a run's requests with made-up outputs, and why it stopped early (None: it ended)."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
     steps: list[Step] = []
@@ -229,7 +232,10 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Describe the first difference between two prompts, labelled by ``names``; ``theirs`` None means not sent."""
+    """Describe the first difference between two prompts, labelled by ``names``.
+
+    ``theirs`` is None if it was not sent.
+    """
     our_name, their_name = names
     if theirs is None:
         return f"  {their_name} sends nothing"

@@ -47,7 +47,9 @@ def load_program(
     k: int | None = None,
     exclude_seen: bool = False,
 ) -> dspy.Module:
-    """Build the program ``name`` from a file, and apply ``exclude_seen`` to each `Search`; ProgramError on failure.
+    """Build the program ``name`` from a file, and apply ``exclude_seen`` to each `Search`.
+
+    Raises ProgramError on failure.
 
     ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments``
     does not set it.
@@ -78,7 +80,7 @@ def load_program(
 
 
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
-    """Return a note with the effective ``k`` if the program's ``k`` differs from ``retriever.k``."""
+    """Return a note with the effective ``k`` if the program's differs from ``retriever.k``."""
     parameter = inspect.signature(type(program).__init__).parameters.get("k")
     default = getattr(parameter, "default", None)
     used = {search.k for _, search in program.named_sub_modules(type_=(Search, dspy.Retrieve))}
@@ -96,7 +98,7 @@ def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> l
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """Return the ``forward`` arguments for a task's inputs: ``question`` if no other is required, else all required."""
+    """Return ``forward``'s arguments for inputs: ``question`` if it suffices, else all required."""
     kind = type(program)
     method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
     if method is None:
@@ -123,7 +125,10 @@ def _takes_keywords(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by argument of ``forward``; a single input goes to a single argument of any name."""
+    """Return a task's inputs by argument of ``forward``.
+
+    A single input goes to a single argument of any name.
+    """
     names = input_names(program)
     if len(names) == len(task.inputs) == 1:
         return dict(zip(names, task.inputs.values(), strict=True))

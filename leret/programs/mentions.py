@@ -40,7 +40,7 @@ _STEM = 5  # letters of each such word
 
 
 class _Mention(NamedTuple):
-    """A name in a passage, with the number and words of its sentence and the stems of the words before the name."""
+    """A name in a passage, its sentence's number and words, and the stems before the name."""
 
     text: str
     words: frozenset[str]
@@ -159,7 +159,9 @@ def content_words(text: str) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """Return likely names: quoted texts, then runs of capitalised words without leading function words and months.
+    """Return likely names: quoted texts, then runs of capitalised words.
+
+    Leading function words and months are left out.
 
     >>> names("Who directed The Battle of Algiers, and did C. J. Hunter see it in Rome?")
     ['Battle of Algiers', 'C. J. Hunter', 'Rome']

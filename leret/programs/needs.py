@@ -74,7 +74,10 @@ class PredictorCall:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A completion for a call; ``outputs`` holds the parsed fields, or the AdapterParseError if parsing failed."""
+    """A completion for a call.
+
+    ``outputs`` holds the parsed fields, or the AdapterParseError if parsing failed.
+    """
 
     call: PredictorCall
     outputs: list[dict[str, Any]] | AdapterParseError
@@ -133,7 +136,7 @@ class NeedsSearch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``, or raised its last completion's parse error, held as ``prediction``."""
+    """The program returned ``prediction``, or raised its last completion's parse error."""
 
     prediction: Any
     searches: tuple[SearchCall, ...]
@@ -161,14 +164,17 @@ def tool_key(name: str, arguments: Any) -> tuple[str, str]:
 
 
 def order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
-    """Return a sort key that puts searches before calls and gives parallel branches the same order in every run."""
+    """Return a sort key: searches before calls, and parallel branches alike in every run."""
     if isinstance(need, NeedsSearch):
         return 0, "", repr(need.key)
     return 1, need.predictor, need.key
 
 
 def plain_json(value: Any) -> Any:
-    """Convert a value to JSON for comparison; functions become their names, because addresses change between runs."""
+    """Convert a value to JSON for comparison.
+
+    Functions become their names, because addresses change between runs.
+    """
     if type(value) in PLAIN:
         return value
     return to_jsonable_python(
@@ -181,7 +187,7 @@ def _name(value: Any) -> str:
 
 
 def place(need: Need) -> Any:
-    """Return a key for the program's position: its request or prediction, and the documents retrieved so far."""
+    """Return the program's position: its request or prediction, and the documents so far."""
     if isinstance(need, NeedsSearch):
         return need.key
     documents = []

@@ -70,7 +70,11 @@ class ChoiceCall(PredictorCall):
         return {candidate.id: None for candidate in self.picked}
 
     def chosen(self, text: str) -> Candidate:
-        """Return the candidate that an answer names; AdapterParseError if it names none that is left."""
+        """Return the candidate that an answer names.
+
+        Raises:
+            AdapterParseError: it names none that is left.
+        """
         name = text.strip().strip('"')
         if name == STOP.id and self.stop:
             return STOP
@@ -118,7 +122,7 @@ class ChoiceCall(PredictorCall):
 
 
 class Pick(dspy.Module):
-    """Picks one candidate with a picker (`leret.policies.pickers`), or with an LM that writes the candidate's id.
+    """Picks one candidate, with a picker (`leret.policies.pickers`) or an LM that writes its id.
 
     Args:
         stop: whether the policy may stop instead of picking a candidate.
@@ -140,7 +144,7 @@ class Pick(dspy.Module):
     def __call__(
         self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any
     ) -> Candidate | None:
-        """Choose a candidate like ``forward``, but skip DSPy's bookkeeping while leret runs the program."""
+        """Choose a candidate like ``forward``, without DSPy's bookkeeping in leret's runs."""
         if carried_run() is not None:
             return type(self).forward(self, candidates, picked, **context)
         answer: Candidate | None = super().__call__(candidates, picked, **context)
@@ -202,7 +206,10 @@ class Pick(dspy.Module):
 
 
 def named_picks(program: dspy.Module) -> dict[str, Pick]:
-    """Return a program's picks by name, and store the name on each pick; copies of a pick keep the name."""
+    """Return a program's picks by name, and store the name on each pick.
+
+    Copies of a pick keep the name.
+    """
     picks = {}
     for place, pick in program.named_sub_modules(type_=Pick):
         name = place.removeprefix("self.")

@@ -19,7 +19,7 @@ CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 
 
 class AnswerAdapter(_Adapter):
-    """Mixin for adapters that may send the beginning of the answer (``prefill``), and the strings that end it.
+    """Mixin for adapters that may begin the answer (``prefill``) and know the strings that end it.
 
     It is no adapter itself: DSPy gives each subclass of an adapter its parent's ``format`` and
     ``parse``.
@@ -63,7 +63,7 @@ class AnswerAdapter(_Adapter):
         return {"messages": [*self.format(signature, demos, inputs), answer]}
 
     def _with_ending(self, lm: Any, lm_kwargs: Any, signature: Any) -> dict[str, Any]:
-        """Add the stop strings, and for other LMs than leret's the request keys that continue the last message."""
+        """Add stop strings, and for other LMs the request keys that continue the last message."""
         keys = dict(lm_kwargs)
         stop = self.stop(signature)
         if stop and "stop" not in lm.kwargs:
@@ -95,7 +95,7 @@ class PrefilledChatAdapter(_Prefilled, dspy.ChatAdapter):
 
 
 class PrefilledJSONAdapter(_Prefilled, PlainJSONAdapter):
-    """DSPy's JSON adapter with the first key, and the opening quote of a text, as the beginning of the answer."""
+    """DSPy's JSON adapter; the answer begins with the first key and a text's opening quote."""
 
     def __init__(self) -> None:
         super().__init__(use_native_function_calling=False)

@@ -26,7 +26,8 @@ from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.prefill import AnswerAdapter, PrefilledChatAdapter, prefill_messages
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3  # messages per prompt, and completions per predictor, that are processed both ways and compared
+_PROOFS = 3
+"""Messages per prompt, and completions per predictor, that are processed both ways."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,11 @@ class Prompt:
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
-        """Read a file written by ``save``, DSPy's state file or a saved program; RunError if it is none of these."""
+        """Read a file written by ``save``, DSPy's state file or a saved program.
+
+        Raises:
+            RunError: it is none of these.
+        """
         try:
             file = path / "program.json" if path.is_dir() else path
             value = json.loads(file.read_text(encoding="utf-8"))
@@ -80,7 +85,7 @@ class Prompt:
 
 
 def _prompt_of(value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return demos and instructions by predictor from the JSON of ``program.save`` of DSPy or leret."""
+    """Return demos and instructions by predictor from the JSON of DSPy's or leret's save."""
     states = {}
     for name, predictor in value.get("predictors", {}).items():
         states[name.removeprefix("self.")] = predictor["state"]
@@ -115,7 +120,7 @@ class Formatter:
             self.adapter, [CompactAdapter, PrefilledChatAdapter]
         )
         self._native = getattr(self.adapter, "use_native_function_calling", False)
-        # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
+        # All messages but the last, and how often both ways agreed; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._parses: dict[str, int | None] = {}
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
@@ -135,7 +140,10 @@ class Formatter:
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, alike: Messages = ()
     ) -> Messages:
-        """Return the messages for the LM. ``alike``, the same call's messages with another prompt, saves time."""
+        """Return the messages for the LM.
+
+        ``alike``, the same call's messages with another prompt, saves time.
+        """
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)
@@ -167,7 +175,10 @@ class Formatter:
         return messages
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
-        """Return the step for a completion; ``outputs`` is the adapter's error if the completion does not parse."""
+        """Return the step for a completion.
+
+        ``outputs`` is the adapter's error if the completion does not parse.
+        """
         call = need.call
         if isinstance(call, ChoiceCall):
             try:
@@ -266,7 +277,10 @@ def request_of(
 def outputs_of(
     call: PredictorCall, completion: str, read: ToolReader = read_calls
 ) -> list[dict[str, Any]] | AdapterParseError:
-    """Return the outputs that the call's adapter parses from a completion; ``read`` parses native tool calls."""
+    """Return the outputs that the call's adapter parses from a completion.
+
+    ``read`` parses native tool calls.
+    """
     if call.adapter is None:
         return []
     faults: list[str] = []

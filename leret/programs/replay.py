@@ -56,7 +56,10 @@ _program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Stop(BaseException):
-    """Stops a program or an adapter call immediately. It is not an Exception, so that handlers do not catch it."""
+    """Stops a program or an adapter call immediately.
+
+    It is not an Exception, so that handlers do not catch it.
+    """
 
 
 class Replay:
@@ -112,11 +115,11 @@ class Replay:
         # These modules store a failure count, so each run needs a fresh copy.
         modules = [module for _, module in program.named_sub_modules()]
         self._fresh = any(isinstance(module, dspy.Refine | dspy.BestOfN) for module in modules)
-        # A program with both methods may call asyncio.run, which needs a thread without an event loop.
+        # A program with both methods may call asyncio.run, which needs a thread without a loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if has_aforward else None
 
     def _names_that_stop(self) -> frozenset[str]:
-        """Return the predictors and picks that decide when the program stops: agents' predictors, picks with a stop.
+        """Return what decides when the program stops: agents' predictors, picks with a stop.
 
         An agent is a module with a dictionary of ``tools``, such as `dspy.ReAct`; its own
         predictors choose the tools.
@@ -131,7 +134,10 @@ class Replay:
         return frozenset(names)
 
     def _stand_in(self) -> None:
-        """Replace the LMs with stand-ins. Predictors that share an LM share a stand-in, as DSPy expects."""
+        """Replace the LMs with stand-ins.
+
+        Predictors that share an LM share a stand-in, as DSPy expects.
+        """
         stand_ins: dict[str, StandInLM] = {}
         for name, predictor in self.predictors.items():
             lm = predictor.lm
@@ -153,7 +159,9 @@ class Replay:
         check: bool = False,
         in_thread: bool = False,
     ) -> Need:
-        """Run from the start with the steps of a path; return the first request that has no answer, or the end.
+        """Run from the start with the steps of a path.
+
+        Return the first request that has no answer, or the end.
 
         ``retrieve`` answers searches that are not in ``results``, and its rankings are added there.
         ``check`` raises ReplayError if a second run differs. ``in_thread`` is True only for calls
@@ -256,7 +264,9 @@ class _QuickPredict(dspy.Predict):
 
 @dataclass(eq=False)
 class ProgramRun:
-    """One run of a program along a path; `leret.Search` and search tools read the run from ``dspy.settings``.
+    """One run of a program along a path.
+
+    `leret.Search` and search tools read the run from ``dspy.settings``.
 
     Attributes:
         left: recorded steps that no call has used yet.
@@ -288,7 +298,10 @@ class ProgramRun:
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """Return an adapter call's recorded outputs; LMs without a stand-in are called through `recorded_lm`."""
+        """Return an adapter call's recorded outputs.
+
+        LMs without a stand-in are called through `recorded_lm`.
+        """
         replay = self.replay
         if not isinstance(lm, StandInLM):
             if adapter is replay.adapter:
@@ -332,7 +345,7 @@ class ProgramRun:
         return step
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
-        """Return the recorded text for a call to the LM of predictor ``owner`` that bypassed the adapter."""
+        """Return the recorded text for a call of ``owner``'s LM that bypassed the adapter."""
         predictor = internals.calling_predictor()
         name = self.names.get(id(predictor))
         if name is None:
@@ -371,7 +384,7 @@ class ProgramRun:
         return copy.deepcopy(self.results[key])
 
     def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
-        """Return a pick's candidates, cached per path as long as the program passes the same ones."""
+        """Return a pick's candidates, cached per path while the program passes the same ones."""
         items = tuple(source)
         before, candidates = self.results.get(("candidates", name), (None, None))
         if before != items:
@@ -456,12 +469,15 @@ class ProgramRun:
             raise error
 
     def _raise_if_stopped(self) -> None:
-        """Stop the program again at its next call or search if a bare ``except`` caught the first stop."""
+        """Stop the program again at its next call if a bare ``except`` caught the first stop."""
         if threading.get_ident() == self.home and self._task() in self.stopped:
             raise Stop
 
     def _task(self) -> int | None:
-        """Return the id of the current asyncio task; None outside tasks, or if only one makes calls."""
+        """Return the id of the current asyncio task.
+
+        None outside tasks, or if only one makes calls.
+        """
         if not self.has_tasks:
             return None
         try:
@@ -498,7 +514,7 @@ def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:
 
 
 def _is_same(call: PredictorCall, now: PredictorCall) -> bool:
-    """Return whether two usual calls ask the same, which is quicker than `PredictorCall.asks_as`."""
+    """Return whether two usual calls ask the same; quicker than `PredictorCall.asks_as`."""
     if not (call.usual and now.usual):
         return False
     return call.predictor == now.predictor and call.inputs == now.inputs

@@ -21,7 +21,9 @@ from leret.retrieval.batching import SearchBatcher
 
 @dataclass(frozen=True)
 class ProgramRunner:
-    """Runs one program over one retriever. The caller provides completions (from a policy, a rule or the store).
+    """Runs one program over one retriever.
+
+    The caller provides completions (from a policy, a rule or the store).
 
     ``searches`` answers all searches; it is None if every `leret.Search` has a retriever.
     """
@@ -52,7 +54,10 @@ class ProgramRunner:
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run to the first step that has no completion yet, or to the end; ``check`` fails if a second run differs."""
+        """Run to the first step that has no completion yet, or to the end.
+
+        ``check`` fails if a second run differs.
+        """
         need = self.replay.run(task, steps, results, self.retrieve, check)
         if isinstance(need, NeedsSearch):
             return await self.search_on(need, task, steps, results, check)
@@ -73,7 +78,7 @@ class ProgramRunner:
     async def deep(
         self, need: NeedsCompletion | Finished, n_steps: int, depth: int
     ) -> tuple[tuple[str, ...], ...]:
-        """Return the ids of the top ``depth`` documents for each query made after exactly ``n_steps`` completions."""
+        """Return the ids of the top ``depth`` documents for each query after ``n_steps`` completions."""
         if self.searches is None:
             raise ProgramError(
                 "a reward with a depth needs the run's retriever; remove Search(retriever=...)"
@@ -94,7 +99,10 @@ class ProgramRunner:
     def state(
         self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None
     ) -> State:
-        """Return the state at a step. Its id is a digest of the zero-shot messages, so equal messages share a state."""
+        """Return the state at a step.
+
+        Its id is a digest of the zero-shot messages, so equal messages share a state.
+        """
         messages = self.formatter.messages(need)
         id = digest(task.id, need.predictor, messages)
         return State(id, task.id, step, need.predictor, need.inputs, messages, parent)

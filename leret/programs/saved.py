@@ -97,14 +97,20 @@ class TrainedProgram(dspy.Module):
             return run_program(self.program, *args, **kwargs)
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; a program without ``aforward`` runs in a worker thread, so that other tasks can run."""
+        """Run the program.
+
+        A program without ``aforward`` runs in a worker thread, so that other tasks can run.
+        """
         if not callable(getattr(type(self.program), "aforward", None)):
             return await dspy.asyncify(self._run)(*args, **kwargs)
         with self._context():
             return await self.program.acall(*args, **kwargs)
 
     def save(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Save to a directory that `load` reads; with a file name or other arguments, save as DSPy does."""
+        """Save to a directory that `load` reads.
+
+        With a file name or other arguments, save as DSPy does.
+        """
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
@@ -118,7 +124,7 @@ class TrainedProgram(dspy.Module):
 
 
 def with_save(program: P, adapter: dspy.Adapter | None = None) -> P:
-    """Make ``program.save(directory)`` write everything that `load` needs, including the adapter."""
+    """Make ``program.save(directory)`` write all that `load` needs, including the adapter."""
     program.save = partial(_save, program, adapter=adapter)
     return program
 
@@ -321,7 +327,10 @@ def _answered_by(
 
 
 def saved_policies(directory: Path) -> dict[str, PolicySettings]:
-    """Return a saved program's policies by predictor and pick, and the first for ``""``; empty for other paths."""
+    """Return a saved program's policies by predictor and pick, and the first for ``""``.
+
+    Empty for other paths.
+    """
     if not (directory / _FILE).is_file():
         return {}
     saved = _read(directory)
@@ -346,7 +355,7 @@ def _policies_in(records: Sequence[Mapping[str, Any]]) -> list[PolicySettings]:
 
 
 def _refuse_keys(settings: Sequence[Settings | None], allowed: Collection[str], file: Path) -> None:
-    """Raise ConfigError if validated settings send a key that is set in the environment and not ``allowed``."""
+    """Raise ConfigError if settings send a key that is in the environment and not ``allowed``."""
     for variable, urls in secrets_in(settings):
         if variable in os.environ and variable not in allowed:
             raise ConfigError(
@@ -406,7 +415,7 @@ def _open_searches(
 
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
-    """Return a program's stateful parts (like predictors) by attribute path, including parts of compiled programs."""
+    """Return a program's stateful parts (like predictors) by attribute path, compiled ones too."""
     parts = program.named_sub_modules(type_=kind)  # candidate programs from optimizers are left out
     return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
 

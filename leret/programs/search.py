@@ -25,7 +25,10 @@ from leret.retrieval.base import Retriever
 
 
 class Observer(Protocol):
-    """Answers searches and tool calls while leret runs a program; ``dspy.settings`` holds the observer."""
+    """Answers searches and tool calls while leret runs a program.
+
+    ``dspy.settings`` holds the observer.
+    """
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking: ...
 
@@ -54,7 +57,10 @@ class Found:
 
     @cached_property
     def ranking(self) -> Ranking:
-        """All passages by descending retriever score, without duplicates. The other properties use the same order."""
+        """All passages by descending retriever score, without duplicates.
+
+        The other properties use the same order.
+        """
         return merge(self.searches)
 
     @property
@@ -114,14 +120,17 @@ class Search(dspy.Module):
         self.candidates = candidates
 
     def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search like ``forward``, but skip DSPy's slow bookkeeping while leret runs the program."""
+        """Search like ``forward``, without DSPy's slow bookkeeping in leret's runs."""
         if settings_here().get("_leret_run") is not None:
             return type(self).forward(self, query, results)
         answer: Found = super().__call__(query, results)
         return answer
 
     def forward(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search once per query and return all passages so far; a list of queries counts as one hop."""
+        """Search once per query and return all passages so far.
+
+        A list of queries counts as one hop.
+        """
         searches: tuple[Ranking, ...] = ()
         if results is not None:
             searches = results.searches
@@ -175,7 +184,7 @@ def _of_best_document(ranking: Ranking) -> Ranking:
 def search_tool(
     fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None
 ) -> Any:
-    """Wrap a search function (sync or async), a ``dspy.Tool`` or another callable so that leret records its results.
+    """Wrap a search function (sync or async), ``dspy.Tool`` or callable to record its results.
 
     Outside leret, the wrapper behaves like the callable and has its name, signature and docstring,
     so `dspy.ReAct` and `dspy.Tool` accept the wrapper. While leret runs a program, each query is
@@ -227,7 +236,10 @@ def search_tool(
 
 
 def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> Ranking:
-    """Convert search rows to passages. Rows without a ``score`` get 1, 1/2, 1/3, ... by position."""
+    """Convert search rows to passages.
+
+    Rows without a ``score`` get 1, 1/2, 1/3, ... by position.
+    """
     passages = []
     for place, row in enumerate(rows, start=1):
         doc_id = ids(row) if ids is not None else _document_of(row)
@@ -245,7 +257,10 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
 
 
 def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
-    """Answer a search by `dspy.Retrieve`; this function is ``dspy.settings.rm`` while leret runs a program."""
+    """Answer a search by `dspy.Retrieve`.
+
+    This function is ``dspy.settings.rm`` while leret runs a program.
+    """
     watching: Observer | None = watching_run()
     if watching is None:
         raise ProgramError(
@@ -275,7 +290,7 @@ def _get(row: Any, name: str) -> Any:
 
 
 def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of an LM that sends requests through the active run, so identical requests are sent once."""
+    """Return a copy of an LM that sends identical requests of a run only once."""
     kind: Any = type(lm)
     if isinstance(lm, StandInLM) or getattr(kind, "is_recorded", False):
         return lm
