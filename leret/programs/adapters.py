@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import dspy
@@ -26,17 +26,18 @@ from leret.programs.prefill import (
 class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
     """Formats each call as bare fields, one message per turn, without a system message.
 
-    An answer with one output is a line: a line break ends the completion. It subclasses the chat adapter only because
-    DSPy's finetuning requires a chat adapter.
+    An answer with one output is a line: a line break ends the completion. It subclasses the chat
+    adapter only because DSPy's finetuning requires a chat adapter.
 
     Args:
         words_per_item: maximum number of words per item of a list-valued input (such as a passage).
         items: maximum number of items per list-valued input.
         demo_items: maximum number of items per list-valued input in a demo; 0 omits the field.
         instructions: whether to send the signature's instructions as a system message.
-        outputs: whether to end each call with the output names, the choices of ``Literal`` outputs, and the types of
-            other non-text outputs, so that a policy can distinguish signatures.
-        prefill: whether to write the first output's name as the beginning of the answer, as in ``query:``.
+        outputs: whether to end each call with the output names, the choices of ``Literal`` outputs,
+            and the types of other non-text outputs, so that a policy can distinguish signatures.
+        prefill: whether to write the first output's name as the beginning of the answer, as in
+            ``query:``.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         prefill: bool = False,
     ) -> None:
         super().__init__(use_json_adapter_fallback=False)
-        self.words_per_item, self.items, self.demo_items = words_per_item, items, demo_items
-        self.instructions, self.outputs = instructions, outputs
+        self.words_per_item = words_per_item
+        self.items = items
+        self.demo_items = demo_items
+        self.instructions = instructions
+        self.outputs = outputs
         self.prefill = prefill
 
     def settings(self) -> dict[str, Any]:
@@ -68,12 +72,12 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
             messages.append({"role": "system", "content": signature.instructions})
         for demo in demos:
             if all(name in demo for name in signature.output_fields):
+                call = self._call(signature, demo, self.demo_items)
                 answer = self.format_assistant_message_content(signature, demo)
-                messages.append(
-                    {"role": "user", "content": self._call(signature, demo, self.demo_items)}
-                )
+                messages.append({"role": "user", "content": call})
                 messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": self._call(signature, inputs, self.items)})
+        call = self._call(signature, inputs, self.items)
+        messages.append({"role": "user", "content": call})
         return messages + prefill_messages(self, signature)
 
     def stop(self, signature: type[dspy.Signature]) -> tuple[str, ...]:
@@ -89,9 +93,8 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         main_request: bool = False,
     ) -> str:
         """Return the bare fields. `dspy.ReAct` formats trajectories with this method."""
-        return "\n".join(
-            filter(None, (prefix, self._inputs(signature, inputs, self.items), suffix))
-        )
+        fields = self._inputs(signature, inputs, self.items)
+        return "\n".join(filter(None, (prefix, fields, suffix)))
 
     def format_assistant_message_content(
         self,
@@ -99,13 +102,12 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         outputs: Mapping[str, Any],
         missing_field_message: str | None = None,
     ) -> str:
-        values = {
-            name: _line(outputs.get(name, missing_field_message))
-            for name in signature.output_fields
-        }
-        if len(values) == 1 and not self.prefill:
-            return next(iter(values.values()))
-        return "\n".join(f"{name}: {value}" for name, value in values.items())
+        with_names = self.prefill or len(signature.output_fields) != 1
+        lines = []
+        for name in signature.output_fields:
+            line = _line(outputs.get(name, missing_field_message))
+            lines.append(f"{name}: {line}" if with_names else line)
+        return "\n".join(lines)
 
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
         names = list(signature.output_fields)
@@ -118,19 +120,20 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
             raise AdapterParseError(
                 "CompactAdapter", signature, completion, f"missing fields: {', '.join(missing)}"
             )
+        values = {}
         try:
-            return {
-                name: _bare(parse_value(raw[name], signature.output_fields[name].annotation))
-                for name in names
-            }
+            for name, field in signature.output_fields.items():
+                values[name] = _bare(parse_value(raw[name], field.annotation))
         except Exception as error:
             raise AdapterParseError("CompactAdapter", signature, completion, str(error)) from error
+        return values
 
     def _call(self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int) -> str:
         text = self._inputs(signature, values, items)
         if not self.outputs:
             return text
-        return f"{text}\noutputs: {', '.join(_described(*field) for field in signature.output_fields.items())}"
+        outputs = [_described(name, field) for name, field in signature.output_fields.items()]
+        return f"{text}\noutputs: {', '.join(outputs)}"
 
     def _inputs(
         self, signature: type[dspy.Signature], values: Mapping[str, Any], items: int
@@ -139,57 +142,68 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         for name in signature.input_fields:
             value = values.get(name)
             if isinstance(value, list | tuple):
-                rows = [
-                    item.values() if isinstance(item, Mapping) else [item] for item in value[:items]
-                ]
-                shown = [
-                    " ".join(" | ".join(map(str, row)).split()[: self.words_per_item])
-                    for row in rows
-                ]
-                lines += [f"{name}:", *shown] if shown else []
+                rows = [self._item(item) for item in value[:items]]
+                if rows:
+                    lines += [f"{name}:", *rows]
             elif value is not None:
                 lines.append(f"{name}: {_line(value)}")
         return "\n".join(lines)
 
+    def _item(self, item: Any) -> str:
+        cells = item.values() if isinstance(item, Mapping) else [item]
+        words = " | ".join(map(str, cells)).split()
+        return " ".join(words[: self.words_per_item])
+
 
 def _line(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list) else value
-    return " ".join("" if text is None else str(text).split())
+    if value is None:
+        return ""
+    if isinstance(value, Mapping | list):
+        value = json.dumps(value, ensure_ascii=False)
+    return " ".join(str(value).split())
 
 
 def _described(name: str, field: Any) -> str:
     kind = get_origin(field.annotation) or field.annotation
     if kind is str:
         return name
-    choices = (
-        " | ".join(map(str, get_args(field.annotation)))
-        if kind is Literal
-        else getattr(kind, "__name__", kind)
-    )
+    choices = getattr(kind, "__name__", kind)
+    if kind is Literal:
+        choices = " | ".join(map(str, get_args(field.annotation)))
     return f"{name} ({choices})"
 
 
 def _bare(value: Any) -> Any:
-    """Strip each text, because policies with word-level tokens write spaces around quotation marks."""
+    """Strip each text, as policies with word-level tokens write spaces around quotation marks."""
     if isinstance(value, dict):
-        return {_bare(name): _bare(one) for name, one in value.items()}
+        return {_bare(name): _bare(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_bare(one) for one in value]
-    return value.strip() if isinstance(value, str) else value
+        return [_bare(item) for item in value]
+    if isinstance(value, str):
+        return value.strip()
+    return value
 
 
 def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
-    label = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:", re.MULTILINE)
-    marks = list(label.finditer(completion))
-    ends = [mark.start() for mark in marks[1:]] + [len(completion)]
-    return {
-        mark[1]: completion[mark.end() : end].strip()
-        for mark, end in zip(marks, ends, strict=False)
-    }
+    labels = "|".join(map(re.escape, names))
+    marks = list(re.finditer(rf"^\s*({labels})\s*:", completion, re.MULTILINE))
+    ends = [*(mark.start() for mark in marks[1:]), len(completion)]
+    values = {}
+    for mark, end in zip(marks, ends, strict=False):
+        values[mark[1]] = completion[mark.end() : end].strip()
+    return values
+
+
+def takes_tools(signature: Any) -> bool:
+    """Return whether an output of a signature is `dspy.ToolCalls`."""
+    return any(field.annotation is dspy.ToolCalls for field in signature.output_fields.values())
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
-    """Return a recipe's adapter. The chat adapter does not retry with JSON, which would be a silent second call."""
+    """Return a recipe's adapter.
+
+    The chat adapter does not retry with JSON, which would be a silent second call.
+    """
     if settings.prefill and settings.use_native_function_calling:
         raise ConfigError(
             "adapter.prefill: a native tool call has no fixed beginning; remove prefill"
@@ -212,42 +226,45 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
 
 
 def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
-    """Return an adapter's class and arguments as JSON values; ProgramError if they do not recreate the adapter."""
-    kind, names = type(adapter), dict[str, None]()
-    for parent in kind.__mro__:
-        parameters = inspect.signature(
-            vars(parent).get("__init__", object.__init__)
-        ).parameters.values()
-        names |= {
-            one.name: None
-            for one in parameters
-            if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}
-        }
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-            break
+    """Return an adapter's class and arguments as JSON values.
+
+    Raises:
+        ProgramError: they do not recreate the adapter.
+    """
+    kind = type(adapter)
     values = vars(adapter)
-    plain = [
-        name
-        for name in names
-        if name in values and name != "callbacks" and plain_value(values[name])
-    ]
-    settings = {name: values[name] for name in plain}
+    settings = {}
+    for name in _argument_names(kind):
+        if name in values and name != "callbacks" and plain_value(values[name]):
+            settings[name] = values[name]
     record = {"class": path_of(kind), "settings": settings}
+    differ = set()
     try:
         again = vars(load_adapter(record))
-        differ = [
-            name
-            for name in {**values, **again}
-            if name != "callbacks" and values.get(name) != again.get(name)
-        ]
+        for name in {**values, **again}:
+            if name != "callbacks" and values.get(name) != again.get(name):
+                differ.add(name)
     except (ProgramError, TypeError, ValueError) as error:
         raise ProgramError(f"the adapter {kind.__name__} cannot be saved: {error}") from error
     if differ:
         raise ProgramError(
             f"the adapter {kind.__name__} cannot be saved: its constructor does not restore "
-            f"{', '.join(sorted(differ))} from JSON values; accept JSON values as arguments with these names"
+            f"{', '.join(sorted(differ))} from JSON values; "
+            "accept JSON values as arguments with these names"
         )
     return record
+
+
+def _argument_names(kind: type) -> Iterator[str]:
+    """Yield a class's constructor arguments, and its parent's if it takes ``**kwargs``."""
+    for parent in kind.__mro__:
+        constructor = vars(parent).get("__init__", object.__init__)
+        parameters = inspect.signature(constructor).parameters.values()
+        for parameter in parameters:
+            if parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
+                yield parameter.name
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
 
 
 def load_adapter(record: Mapping[str, Any]) -> dspy.Adapter:

@@ -16,7 +16,7 @@ from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ValidationError
 
 from leret.core import dspy_internals as internals
-from leret.core.dspy_internals import QUIET, StandInLM, messages_of, text_response
+from leret.core.dspy_internals import QUIET, StandInLM, lm15, messages_of, text_response
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
@@ -38,30 +38,31 @@ async def check_path(
     results: SearchResults,
     prompts: Sequence[Prompt] = (ZERO_SHOT,),
 ) -> None:
-    """Raise ReplayError if ``program``, a separate instance, does not send the same messages as leret on this path."""
+    """Raise ReplayError if ``program``, a separate instance, sends other messages than leret."""
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
-    # The callback gets its own run, because callbacks change DSPy's tracebacks, and ReAct shows those to its LM.
+    # The callback gets its own run: callbacks change tracebacks, and ReAct shows those to its LM.
     watch = _ForeignLMs()
-    for prompt, callbacks in [
-        (ZERO_SHOT, [watch]),
-        *((prompt, list[BaseCallback]()) for prompt in prompts),
-    ]:
-        ours = [
-            (runner.formatter.messages(need, prompt), step.text or "")
-            for need, step in zip(needs, steps, strict=True)
-            if isinstance(need, NeedsCompletion)
-        ]
-        stock = program, runner, task, prompt, ours, dict(results), callbacks
-        left, other = await asyncio.to_thread(_run_stock, *stock)
+    runs: list[tuple[Prompt, list[BaseCallback]]] = [(ZERO_SHOT, [watch])]
+    runs += [(prompt, []) for prompt in prompts]
+    for prompt, callbacks in runs:
+        ours = []
+        for need, step in zip(needs, steps, strict=True):
+            if isinstance(need, NeedsCompletion):
+                ours.append((runner.formatter.messages(need, prompt), step.text or ""))
+        left, theirs = await asyncio.to_thread(
+            _run_stock, program, runner, task, prompt, ours, dict(results), callbacks
+        )
         where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
         if watch.model:
             raise ReplayError(
-                f"{where}: the program calls the LM {watch.model}, and leret cannot intercept the call; store the LM "
-                "on the program (self.judge = dspy.LM(...)), or set the adapter outside forward"
+                f"{where}: the program calls the LM {watch.model}, and leret cannot intercept the call; "
+                "store the LM on the program (self.judge = dspy.LM(...)), "
+                "or set the adapter outside forward"
             )
         if left and not callbacks:
+            difference = message_difference(left[0], theirs)
             raise ReplayError(
-                f"{where}: leret and the program send different messages:\n{message_difference(left[0], other)}\n"
+                f"{where}: leret and the program send different messages:\n{difference}\n"
                 f"The program must behave the same in every run: {REPEATABLE}"
             )
 
@@ -75,30 +76,34 @@ def _run_stock(
     results: SearchResults,
     callbacks: list[BaseCallback],
 ) -> tuple[list[Messages], Messages | None]:
-    """Run a program in plain DSPy; return the recorded prompts that it does not send, and its first other prompt."""
+    """Run a program in plain DSPy.
+
+    Return the recorded prompts that it does not send, and its first other prompt.
+    """
     left = list(path)
     others: list[Messages] = []
 
     def recorded(messages: Messages) -> str:
-        place = next((i for i, (known, _) in enumerate(left) if known == messages), None)
-        if place is None:
-            others.append(messages)
-            raise Stop  # the program makes a call that was not recorded
-        return left.pop(place)[1]
+        for i, (prompt_messages, text) in enumerate(left):
+            if prompt_messages == messages:
+                del left[i]
+                return text
+        others.append(messages)
+        raise Stop  # the program makes a call that was not recorded
 
-    read = runner.replay.read
-    lm = StandInLM.of(
-        "",
-        "recorder",
-        lambda request: text_response(request, recorded(messages_of(request)), read=read),
-    )
-    formatter, program = runner.formatter, program.deepcopy()
-    whole = runner.replay.whole_adapter
+    def respond(request: lm15.Request) -> lm15.Response:
+        text = recorded(messages_of(request))
+        return text_response(request, text, read=runner.replay.read)
 
-    def answer(adapter: Any, lm_: Any, *call: Any) -> Any:
-        return adapter(lm, *call) if isinstance(lm_, StandInLM) else whole(recorded_lm(lm_), *call)
+    lm = StandInLM.of("", "recorder", respond)
 
-    proxy = internals.AdapterProxy(formatter.adapter, answer)
+    def answer(adapter: Any, caller: Any, *call: Any) -> Any:
+        if isinstance(caller, StandInLM):
+            return adapter(lm, *call)
+        return runner.replay.whole_adapter(recorded_lm(caller), *call)
+
+    formatter = runner.formatter
+    program = program.deepcopy()
     record_lms(program)
     for name, predictor in program.named_predictors():
         predictor.lm = lm
@@ -106,23 +111,22 @@ def _run_stock(
         if name in prompt.demos:
             predictor.demos = [dict(demo) for demo in prompt.demos[name]]
     named_picks(program)
-    observer = SearchMemory(
-        results, None if runner.searches is None else runner.searches.retriever, recorded
-    )
+    retriever = None if runner.searches is None else runner.searches.retriever
+    observer = SearchMemory(results, retriever, recorded)
     settings = {
         **QUIET,
         "trace": [],
         "callbacks": callbacks,
-        "adapter": proxy,
+        "adapter": internals.AdapterProxy(formatter.adapter, answer),
         "lm": lm,
         "rm": runner.replay.rm,
     }
     # Failures are ignored: the caller reports the calls that are missing.
     with suppress(Stop, Exception), internals.suppress_output("dspy"):
-        internals.carrying(observer, settings).run(
-            internals.run_program, program, **bound_inputs(program, task)
-        )
-    return [messages for messages, _ in left], others[0] if others else None
+        context = internals.carrying(observer, settings)
+        context.run(internals.run_program, program, **bound_inputs(program, task))
+    missing = [messages for messages, _ in left]
+    return missing, others[0] if others else None
 
 
 class _ForeignLMs(BaseCallback):
@@ -134,9 +138,10 @@ class _ForeignLMs(BaseCallback):
 
 
 class SearchMemory:
-    """Answers searches outside a replay: from known results, or else by searching once and keeping the result.
+    """Answers searches outside a replay: from stored results, or by searching once.
 
-    ``choose_by`` answers picks (by default, each pick's actor answers). ``rankings`` lists the search results in order.
+    ``choose_by`` answers picks (by default, each pick's actor answers). ``rankings`` lists the
+    search results in order.
     """
 
     def __init__(
@@ -145,16 +150,17 @@ class SearchMemory:
         retriever: Retriever | None,
         choose_by: Callable[[Messages], str] | None = None,
     ) -> None:
-        self._results, self._retriever, self._choose_by = results, retriever, choose_by
+        self._results = results
+        self._retriever = retriever
+        self._choose_by = choose_by
         self.rankings: list[Ranking] = []
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        key = (
-            (query, k)
-            if self._retriever is not None or retriever is None
-            else (query, k, id(retriever))
-        )
-        retriever = self._retriever or retriever
+        key: tuple[Any, ...] = (query, k)
+        if self._retriever is not None:
+            retriever = self._retriever
+        elif retriever is not None:
+            key = (query, k, id(retriever))
         if key not in self._results:
             if retriever is None:
                 raise ProgramError(
@@ -174,11 +180,9 @@ class SearchMemory:
         return candidates_of(source)
 
     def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        return (
-            pick.ask(call)
-            if self._choose_by is None
-            else call.chosen(self._choose_by(call.messages))
-        )
+        if self._choose_by is None:
+            return pick.ask(call)
+        return call.chosen(self._choose_by(call.messages))
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         self.rankings.extend(added)
@@ -187,7 +191,7 @@ class SearchMemory:
 async def made_up_path(
     runner: ProgramRunner, task: Task
 ) -> tuple[list[NeedsCompletion], str | None]:
-    """Return the requests that one run makes with made-up outputs, and why the run stopped early (None if it ended)."""
+    """Return a run's requests with made-up outputs, and why it stopped early (None: it ended)."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
     steps: list[Step] = []
@@ -202,11 +206,9 @@ async def made_up_path(
         if need.choice is not None:
             steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
             continue
-        fields = (
-            None
-            if need.call.signature is None
-            else made_up(need.call.signature, f"{task.text} {len(steps)}")
-        )
+        fields = None
+        if need.call.signature is not None:
+            fields = made_up(need.call.signature, f"{task.text} {len(steps)}")
         if fields is None:
             return needs, f"leret cannot make up outputs for predictor {need.predictor}"
         steps.append(runner.formatter.scripted(need, fields))
@@ -214,13 +216,15 @@ async def made_up_path(
 
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
     """Return made-up values for a signature's outputs; None if an output type is not supported."""
-    try:
-        values = {
-            name: _value(info.annotation, text) for name, info in signature.output_fields.items()
-        }
-    except RecursionError:  # a model that contains itself
-        return None
-    return None if any(value is None for value in values.values()) else values
+    values = {}
+    for name, info in signature.output_fields.items():
+        try:
+            values[name] = _value(info.annotation, text)
+        except RecursionError:  # a model that contains itself
+            return None
+        if values[name] is None:
+            return None
+    return values
 
 
 def message_difference(
@@ -228,52 +232,75 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Describe the first difference between two prompts, labelled by ``names``; ``theirs`` None means not sent."""
+    """Describe the first difference between two prompts, labelled by ``names``.
+
+    ``theirs`` is None if it was not sent.
+    """
+    our_name, their_name = names
     if theirs is None:
-        return f"  {names[1]} sends nothing"
-    for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if one == other:
+        return f"  {their_name} sends nothing"
+    for place, (our, their) in enumerate(zip(ours, theirs, strict=False)):
+        if our == their:
             continue
-        if one.get("role") != other.get("role"):
-            return f"  message {place}: role {one.get('role')} ({names[0]}) vs. {other.get('role')} ({names[1]})"
-        texts = str(one.get("content")), str(other.get("content"))
-        start = next(
-            (i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b),
-            min(map(len, texts)),
-        )
-        begin, end, width = max(0, start - 20), start + 60, max(map(len, names)) + 1
-        lines = [f"  message {place} ({one.get('role')}), from character {start}:"]
+        our_role = our.get("role")
+        their_role = their.get("role")
+        if our_role != their_role:
+            return (
+                f"  message {place}: role {our_role} ({our_name}) vs. {their_role} ({their_name})"
+            )
+        texts = (str(our.get("content")), str(their.get("content")))
+        start = 0
+        for our_character, their_character in zip(*texts, strict=False):
+            if our_character != their_character:
+                break
+            start += 1
+        width = max(map(len, names)) + 1
+        lines = [f"  message {place} ({our_role}), from character {start}:"]
         for name, text in zip(names, texts, strict=True):
-            shown = f"{'...' if begin else ''}{text[begin:end]!r}{'...' if end < len(text) else ''}"
-            lines.append(f"    {name + ':':<{width}} {shown}")
+            lines.append(f"    {name + ':':<{width}} {_excerpt(text, start)}")
         return "\n".join(lines)
-    return f"  {len(ours)} messages ({names[0]}) vs. {len(theirs)} ({names[1]})"
+    return f"  {len(ours)} messages ({our_name}) vs. {len(theirs)} ({their_name})"
+
+
+def _excerpt(text: str, start: int) -> str:
+    """Quote a text around character ``start``."""
+    begin = max(0, start - 20)
+    end = start + 60
+    before = "..." if begin else ""
+    after = "..." if end < len(text) else ""
+    return f"{before}{text[begin:end]!r}{after}"
 
 
 def _value(kind: Any, text: str) -> Any:
     plain = {str: text, int: 1, float: 1.0, bool: True, Any: text}
     if kind in plain:
         return plain[kind]
-    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    origin = typing.get_origin(kind) or kind
+    inner = typing.get_args(kind)
     if origin is Literal:
         return inner[0]
     if origin in (typing.Union, types.UnionType):
-        return next(
-            (value for value in (_value(one, text) for one in inner) if value is not None), None
-        )
+        for member in inner:
+            value = _value(member, text)
+            if value is not None:
+                return value
+        return None
     if origin in (list, tuple, dict):
-        parts = [_value(one, text) for one in inner if one is not ...] or [text, text]
+        parts = [_value(part, text) for part in inner if part is not ...] or [text, text]
         if any(part is None for part in parts):
             return None
-        return dict([parts]) if origin is dict else origin(parts)
-    if isinstance(kind, type) and issubclass(kind, Enum):
+        if origin is dict:
+            return dict([parts])
+        return origin(parts)
+    if not isinstance(kind, type):
+        return None
+    if issubclass(kind, Enum):
         return next(iter(kind))
-    if isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
-        required = {name: info for name, info in kind.model_fields.items() if info.is_required()}
-        try:
-            return kind.model_validate(
-                {name: _value(info.annotation, text) for name, info in required.items()}
-            )
-        except ValidationError:
-            pass
+    if issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
+        fields = {}
+        for name, info in kind.model_fields.items():
+            if info.is_required():
+                fields[name] = _value(info.annotation, text)
+        with suppress(ValidationError):
+            return kind.model_validate(fields)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dspy
 
@@ -25,15 +25,18 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
     except USER_ERRORS as error:
         raise ProgramError(f"{path} does not run: {raised(error)}") from error
     cls = getattr(module, name, None)
-    if not (inspect.isclass(cls) and issubclass(cls, dspy.Module)):
-        classes = [
-            v
-            for v in vars(module).values()
-            if inspect.isclass(v) and v.__module__ == module.__name__
-        ]
-        programs = ", ".join(v.__name__ for v in classes if issubclass(v, dspy.Module))
-        raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {programs or 'none'}")
-    return cls
+    if not _is_program(cls):
+        programs = []
+        for value in vars(module).values():
+            if _is_program(value) and value.__module__ == module.__name__:
+                programs.append(value.__name__)
+        available = ", ".join(programs) or "none"
+        raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {available}")
+    return cast(type[dspy.Module], cls)
+
+
+def _is_program(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, dspy.Module)
 
 
 def load_program(
@@ -44,18 +47,20 @@ def load_program(
     k: int | None = None,
     exclude_seen: bool = False,
 ) -> dspy.Module:
-    """Build the program ``name`` from a file, and apply ``exclude_seen`` to each `Search`; ProgramError on failure.
+    """Build the program ``name`` from a file, and apply ``exclude_seen`` to each `Search`.
 
-    ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments`` does not set it.
+    Raises ProgramError on failure.
+
+    ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments``
+    does not set it.
     """
     cls = _load_class(path, name)
-    parameters = inspect.signature(
-        cls.__init__
-    ).parameters  # DSPy's metaclass hides the class's signature
+    # DSPy's metaclass hides the class's signature
+    parameters = inspect.signature(cls.__init__).parameters
     if k is not None and "k" in parameters:
         arguments = {"k": k, **arguments}
     unknown = [key for key in arguments if key not in parameters]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if unknown and not _takes_keywords(parameters):
         takes = ", ".join(list(parameters)[1:]) or "nothing"
         raise ProgramError(
             f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe"
@@ -75,46 +80,56 @@ def load_program(
 
 
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
-    """Return a note with the effective ``k`` if the program's ``k`` differs from ``retriever.k``."""
-    default = getattr(
-        inspect.signature(type(program).__init__).parameters.get("k"), "default", None
-    )
+    """Return a note with the effective ``k`` if the program's differs from ``retriever.k``."""
+    parameter = inspect.signature(type(program).__init__).parameters.get("k")
+    default = getattr(parameter, "default", None)
     used = {search.k for _, search in program.named_sub_modules(type_=(Search, dspy.Retrieve))}
-    stated = {default} if isinstance(default, int) and "k" not in arguments else used
+    stated = used
+    if isinstance(default, int) and "k" not in arguments:
+        stated = {default}
     if not used or stated == {k}:  # a search tool sets its own number of passages
         return []
-    shown, effective = (" and ".join(map(str, sorted(values))) for values in (stated, used))
+    shown = " and ".join(map(str, sorted(stated)))
+    effective = " and ".join(map(str, sorted(used)))
     return [
-        f"{type(program).__name__} has k {shown}, but retriever.k is {k}: each search returns {effective} passages"
+        f"{type(program).__name__} has k {shown}, but retriever.k is {k}: "
+        f"each search returns {effective} passages"
     ]
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """Return the ``forward`` arguments for a task's inputs: ``question`` if no other is required, else all required."""
+    """Return ``forward``'s arguments for inputs: ``question`` if it suffices, else all required."""
     kind = type(program)
     method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
     if method is None:
         raise ProgramError(f"{kind.__name__} has neither forward nor aforward; define one of them")
     parameters = dict(list(inspect.signature(method).parameters.items())[1:])
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = tuple(
-        name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds
-    )
+    required = []
+    for name, parameter in parameters.items():
+        is_named = parameter.kind in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+        if is_named and parameter.default is parameter.empty:
+            required.append(name)
     if "question" in parameters and set(required) <= {"question"}:
         return ("question",)
-    if not required and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if not required and not _takes_keywords(parameters):
+        arguments = ", ".join(parameters) or "none"
         raise ProgramError(
-            f"{kind.__name__}.forward has no required argument (arguments: {', '.join(parameters) or 'none'}); add one "
+            f"{kind.__name__}.forward has no required argument (arguments: {arguments}); add one "
             "required argument per task input, or an argument named `question`"
         )
-    return required
+    return tuple(required)
+
+
+def _takes_keywords(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by argument of ``forward``; a single input goes to a single argument of any name."""
+    """Return a task's inputs by argument of ``forward``.
+
+    A single input goes to a single argument of any name.
+    """
     names = input_names(program)
-    return (
-        dict(zip(names, task.inputs.values(), strict=True))
-        if len(names) == len(task.inputs) == 1
-        else task.inputs
-    )
+    if len(names) == len(task.inputs) == 1:
+        return dict(zip(names, task.inputs.values(), strict=True))
+    return task.inputs

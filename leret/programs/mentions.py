@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from leret.core.types import Candidate, Passage
@@ -34,14 +35,12 @@ QUESTION = Candidate("[question]", "", data={"question": 1.0})
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
 """Endings of adjectives for peoples and languages, such as "Italian". Such words appear on many pages."""
-_BEFORE, _STEM = (
-    4,
-    5,
-)  # words before a name, and letters of each word, that are compared with the question
+_BEFORE = 4  # words before a name that are compared with the question
+_STEM = 5  # letters of each such word
 
 
 class _Mention(NamedTuple):
-    """A name in a passage, with the number and words of its sentence and the stems of the words before the name."""
+    """A name in a passage, its sentence's number and words, and the stems before the name."""
 
     text: str
     words: frozenset[str]
@@ -54,52 +53,69 @@ class _Mention(NamedTuple):
 def mentions(question: str, results: Found) -> Sequence[Candidate]:
     """Return candidates for expanding the question: `QUESTION`, which adds nothing, and names.
 
-    Names from the question come first, then other names from the retrieved passages, in order. Names that occur in a
-    retrieved title are left out. The features in ``data`` need no corpus.
+    Names from the question come first, then other names from the retrieved passages, in order.
+    Names that occur in a retrieved title are left out. The features in ``data`` need no corpus.
     """
-    asked, content = words_of(question), words_of(" ".join(content_words(question)))
-    passages = [passage for ranking in results.searches for passage in ranking]
-    known = words_of(" ".join(passage.title for passage in passages))
-    read = frozenset().union(*(words_of(f"{passage.title} {passage.text}") for passage in passages))
+    question_words = words_of(question)
+    content = words_of(" ".join(content_words(question)))
+    passages = list(chain.from_iterable(results.searches))
+    title_words = words_of(" ".join(passage.title for passage in passages))
+    page_words = frozenset().union(*map(_page_words, passages))
     rows: dict[str, tuple[str, dict[str, float]]] = {}
     for place, name in enumerate(names(question)):
-        if (words := words_of(name)) and not words <= known:
-            of_question = {"own": 1.0, "own_place": place / 3, "own_read": float(words <= read)}
-            rows.setdefault(name.lower(), (name, {**of_question, **_form(name, words, content)}))
+        words = words_of(name)
+        if words and not words <= title_words:
+            data = {
+                "own": 1.0,
+                "own_place": place / 3,
+                "own_read": float(words <= page_words),
+                **_form(name, words, content),
+            }
+            rows.setdefault(name.lower(), (name, data))
     best = max((passage.score for passage in passages), default=1.0) or 1.0
     n_first = len(results.searches[0]) if results.searches else 0
     for rank, passage in enumerate(passages):
         page = _of_page(rank, n_first, passage, content, best)
-        for one in _mentions_in(passage.text):
-            if one.words <= asked or one.words <= known:
+        for mention in _mentions_in(passage.text):
+            if mention.words <= question_words or mention.words <= title_words:
                 continue
-            if (row := rows.get(one.text.lower())) is not None:
-                row[1]["count"] = row[1].get("count", 0.0) + 1
+            key = mention.text.lower()
+            if key in rows:
+                data = rows[key][1]
+                data["count"] = data.get("count", 0.0) + 1
                 continue
+            starts = (word[:_STEM] for word in content)
             data = {
                 **page,
-                "first_sentence": float(one.sentence == 0),
-                "sentence": min(one.sentence, 5) / 5,
-                "sentence_overlap": len(content & one.around) / max(1, len(content)),
-                "after_question_word": float(any(word[:_STEM] in one.before for word in content)),
+                "first_sentence": float(mention.sentence == 0),
+                "sentence": min(mention.sentence, 5) / 5,
+                "sentence_overlap": len(content & mention.around) / max(1, len(content)),
+                "after_question_word": float(not mention.before.isdisjoint(starts)),
                 "count": 1.0,
-                "titled": len(one.words & known) / len(one.words),
-                **_form(one.text, one.words, content),
+                "titled": len(mention.words & title_words) / len(mention.words),
+                **_form(mention.text, mention.words, content),
             }
-            rows[one.text.lower()] = one.text, data
+            rows[key] = mention.text, data
     return (QUESTION, *(Candidate(name, name, data=data) for name, data in rows.values()))
 
 
 def _of_page(
     rank: int, n_first: int, passage: Passage, content: frozenset[str], best: float
 ) -> dict[str, float]:
-    page_overlap = len(content & (words_of(passage.title) | words_of(passage.text))) / max(
-        1, len(content)
-    )
+    shared = content & (words_of(passage.title) | words_of(passage.text))
+    page_overlap = len(shared) / max(1, len(content))
     if rank >= n_first:
         return {"later": 1.0, "page_overlap": page_overlap}
-    first = {f"rank_{min(rank, 2)}": 1.0, "score": passage.score / best}
-    return {**first, "later": 0.0, "page_overlap": page_overlap}
+    return {
+        f"rank_{min(rank, 2)}": 1.0,
+        "score": passage.score / best,
+        "later": 0.0,
+        "page_overlap": page_overlap,
+    }
+
+
+def _page_words(passage: Passage) -> frozenset[str]:
+    return words_of(f"{passage.title} {passage.text}")
 
 
 def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str, float]:
@@ -117,10 +133,13 @@ def _mentions_in(text: str) -> tuple[_Mention, ...]:
         around = words_of(sentence)
         for name in names(sentence):
             words = words_of(name)
-            if words and len(name.split()) <= LONGEST_NAME and name.lower() not in first:
-                ahead = WORD.findall(sentence[: max(sentence.find(name), 0)])[-_BEFORE:]
-                before = frozenset(word.lower()[:_STEM] for word in ahead)
-                first[name.lower()] = _Mention(name, words, number, around, before)
+            key = name.lower()
+            if key in first or not words or len(name.split()) > LONGEST_NAME:
+                continue
+            start = max(sentence.find(name), 0)
+            ahead = WORD.findall(sentence[:start])[-_BEFORE:]
+            before = frozenset(word.lower()[:_STEM] for word in ahead)
+            first[key] = _Mention(name, words, number, around, before)
     return tuple(first.values())
 
 
@@ -140,20 +159,26 @@ def content_words(text: str) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """Return likely names: quoted texts, then runs of capitalised words without leading function words and months.
+    """Return likely names: quoted texts, then runs of capitalised words.
+
+    Leading function words and months are left out.
 
     >>> names("Who directed The Battle of Algiers, and did C. J. Hunter see it in Rome?")
     ['Battle of Algiers', 'C. J. Hunter', 'Rome']
     """
-    quoted = [span.strip(_EDGES + " ") for span in _QUOTED.findall(text)]
-    spans = [span for span in quoted if any(word[0].isupper() for word in span.split())]
+    spans = []
+    for quoted in _QUOTED.findall(text):
+        span = quoted.strip(_EDGES + " ")
+        if any(word[0].isupper() for word in span.split()):
+            spans.append(span)
     run: list[str] = []
     for token in _QUOTED.sub(' "" ', text).split():
         bare = token.strip(_EDGES)
         initial = len(bare) == 1 and bare.isupper() and token.endswith(f"{bare}.")
         opens = token[:1] in '"“‘(['
         capital = bare[:1].isupper() or (bare[:1].isdigit() and bool(run))
-        if opens or not (capital or (run and bare in _JOINS)):
+        belongs = capital or (run and bare in _JOINS)
+        if opens or not belongs:
             _close(run, spans)
         if capital or (run and bare in _JOINS):
             run.append(f"{bare}." if initial else bare)
@@ -164,10 +189,13 @@ def names(text: str) -> list[str]:
 
 
 def _close(run: list[str], spans: list[str]) -> None:
-    while run and (run[0].lower() in _STOP or run[0].lower() in _MONTHS or run[0][0].isdigit()):
+    while run:
+        word = run[0].lower()
+        if word not in _STOP and word not in _MONTHS and not word[0].isdigit():
+            break
         del run[0]
     while run and run[-1] in _JOINS:
         del run[-1]
-    if run and (len(run) > 1 or len(run[0]) > 1):
+    if len("".join(run)) > 1:
         spans.append(re.sub(r"['’]s$", "", " ".join(run)))
     run.clear()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar
 
 import dspy
@@ -32,10 +33,13 @@ class PredictorCall:
     """One LM call by a program.
 
     Attributes:
-        predictor: name in ``program.named_predictors()``; in parentheses if ``forward`` creates the predictor.
-        usual: True if the call uses the predictor's signature and demos, the run's adapter, and no extra settings.
+        predictor: name in ``program.named_predictors()``; in parentheses if ``forward`` creates the
+            predictor.
+        usual: True if the call uses the predictor's signature and demos, the run's adapter, and no
+            extra settings.
         wording: instructions, if they differ from the predictor's.
-        request: raw request, if the call bypassed the adapter; ``adapter`` and ``signature`` are None then.
+        request: raw request, if the call bypassed the adapter; ``adapter`` and ``signature`` are
+            None then.
         choice: candidates, if the call comes from a `leret.Pick`.
     """
 
@@ -60,18 +64,20 @@ class PredictorCall:
     def key(self) -> str:
         return encode_sorted((self.predictor, self.values, plain_json(self.config), self.wording))
 
-    def asks_as(self, other: PredictorCall) -> bool:
-        same = (
-            self.predictor == other.predictor
-            and self.wording == other.wording
-            and self.config == other.config
-        )
-        return same and (self.inputs == other.inputs or self.key == other.key)
+    def asks_as(self, call: PredictorCall) -> bool:
+        if self.predictor != call.predictor or self.wording != call.wording:
+            return False
+        if self.config != call.config:
+            return False
+        return self.inputs == call.inputs or self.key == call.key
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A completion for a call; ``outputs`` holds the parsed fields, or the AdapterParseError if parsing failed."""
+    """A completion for a call.
+
+    ``outputs`` holds the parsed fields, or the AdapterParseError if parsing failed.
+    """
 
     call: PredictorCall
     outputs: list[dict[str, Any]] | AdapterParseError
@@ -105,7 +111,9 @@ class NeedsCompletion:
     def stop(self) -> tuple[str, ...]:
         """Strings that end the completion."""
         adapter = self.call.adapter
-        return adapter.stop(self.call.signature) if isinstance(adapter, AnswerAdapter) else ()
+        if not isinstance(adapter, AnswerAdapter):
+            return ()
+        return adapter.stop(self.call.signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,8 @@ class NeedsSearch:
     Attributes:
         key: key for the result in the search results.
         retriever: retriever to query; None means the run's retriever.
-        ask: function that runs a search tool; None for other searches, which set ``query``, ``k`` and ``retriever``.
+        ask: function that runs a search tool; None for other searches, which set ``query``, ``k``
+            and ``retriever``.
     """
 
     key: Any
@@ -127,14 +136,14 @@ class NeedsSearch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``, or raised its last completion's parse error, held as ``prediction``."""
+    """The program returned ``prediction``, or raised its last completion's parse error."""
 
     prediction: Any
     searches: tuple[SearchCall, ...]
 
     @property
     def ranking(self) -> Ranking:
-        return merge(added for search in self.searches for added in search.added)
+        return merge(_rankings(self.searches))
 
     @property
     def unparsed(self) -> bool:
@@ -145,20 +154,27 @@ class Finished:
 Need = NeedsCompletion | NeedsSearch | Finished
 
 
+def _rankings(searches: Iterable[SearchCall]) -> Iterator[Ranking]:
+    return chain.from_iterable(search.added for search in searches)
+
+
 def tool_key(name: str, arguments: Any) -> tuple[str, str]:
     """Return the key for a search tool's result."""
     return name, encode_sorted(plain_json(arguments))
 
 
 def order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
-    """Return a sort key that puts searches before calls and gives parallel branches the same order in every run."""
+    """Return a sort key: searches before calls, and parallel branches alike in every run."""
     if isinstance(need, NeedsSearch):
         return 0, "", repr(need.key)
     return 1, need.predictor, need.key
 
 
 def plain_json(value: Any) -> Any:
-    """Convert a value to JSON for comparison; functions become their names, because addresses change between runs."""
+    """Convert a value to JSON for comparison.
+
+    Functions become their names, because addresses change between runs.
+    """
     if type(value) in PLAIN:
         return value
     return to_jsonable_python(
@@ -171,47 +187,43 @@ def _name(value: Any) -> str:
 
 
 def place(need: Need) -> Any:
-    """Return a key for the program's position: its request or prediction, and the documents retrieved so far."""
+    """Return the program's position: its request or prediction, and the documents so far."""
     if isinstance(need, NeedsSearch):
         return need.key
-    documents = [
-        [passage.doc_id for passage in added] for search in need.searches for added in search.added
-    ]
+    documents = []
+    for ranking in _rankings(need.searches):
+        documents.append([passage.doc_id for passage in ranking])
     if isinstance(need, NeedsCompletion):
         return need.key, documents
-    value = need.prediction
-    return repr(value) if isinstance(value, Exception) else encode_sorted(
-        plain_json(_fields(value))
-    ), documents
+    if isinstance(need.prediction, Exception):
+        return repr(need.prediction), documents
+    return encode_sorted(plain_json(_fields(need.prediction))), documents
 
 
 def difference(before: Need, now: Need) -> str:
     """Describe how the next needs of two runs differ, quoting the value in each run."""
-    if (
-        isinstance(before, NeedsCompletion)
-        and isinstance(now, NeedsCompletion)
-        and before.predictor == now.predictor
-    ):
-        if before.key != now.key:
-            return _changed(before.predictor, before.inputs, now.inputs)
-        return f"searches before {before.predictor} returned {place(before)[1]} in one run, {place(now)[1]} in another"
-    return f"one run reached {_shown(before)}, another {_shown(now)}"
+    if not (isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion)):
+        return f"one run reached {_shown(before)}, another {_shown(now)}"
+    if before.predictor != now.predictor:
+        return f"one run reached {_shown(before)}, another {_shown(now)}"
+    if before.key != now.key:
+        return _changed(before.predictor, before.inputs, now.inputs)
+    documents = place(before)[1]
+    documents_now = place(now)[1]
+    return (
+        f"searches before {before.predictor} returned {documents} in one run, "
+        f"{documents_now} in another"
+    )
 
 
 def asked_instead(step: Step, needs: Iterable[NeedsCompletion | NeedsSearch]) -> str:
     """Describe the call that a program made instead of a recorded step."""
     name = step.call.predictor
-    now = next(
-        (
-            need.inputs
-            for need in needs
-            if isinstance(need, NeedsCompletion) and need.predictor == name
-        ),
-        None,
-    )
-    if now is None:
-        return f"{name} was called with {_short(step.call.values)} in one run, and not called in another"
-    return _changed(name, step.call.values, now)
+    values = step.call.values
+    for need in needs:
+        if isinstance(need, NeedsCompletion) and need.predictor == name:
+            return _changed(name, values, need.inputs)
+    return f"{name} was called with {_short(values)} in one run, and not called in another"
 
 
 def _shown(need: Need) -> str:
@@ -226,17 +238,29 @@ def _shown(need: Need) -> str:
 
 def _changed(predictor: str, before: Any, now: Any) -> str:
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
-        return f"{predictor} was called with {_short(before)} in one run, and with {_short(now)} in another"
-    name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
-    if name is None:
-        return f"{predictor} was called with the same inputs but different settings"
-    return f"{predictor}.{name} was {_short(before.get(name))} in one run, and {_short(now.get(name))} in another"
+        return (
+            f"{predictor} was called with {_short(before)} in one run, "
+            f"and with {_short(now)} in another"
+        )
+    for name in {**before, **now}:
+        value = before.get(name)
+        value_now = now.get(name)
+        if value != value_now:
+            return (
+                f"{predictor}.{name} was {_short(value)} in one run, "
+                f"and {_short(value_now)} in another"
+            )
+    return f"{predictor} was called with the same inputs but different settings"
 
 
 def _fields(prediction: Any) -> Any:
-    return dict(prediction.items()) if isinstance(prediction, dspy.Example) else prediction
+    if isinstance(prediction, dspy.Example):
+        return dict(prediction.items())
+    return prediction
 
 
 def _short(value: Any) -> str:
     text = encode_sorted(plain_json(value))
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}..."

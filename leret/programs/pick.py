@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import dspy
@@ -31,18 +31,21 @@ class Candidates:
 
     def __post_init__(self) -> None:
         if len(self.by_id) < len(self.items) or STOP.id in self.by_id:
-            counts = Counter([*(one.id for one in self.items), STOP.id])
-            raise ProgramError(
-                f"two candidates of a Pick have the id {max(counts, key=counts.__getitem__)!r}"
-            )
+            counts = Counter(candidate.id for candidate in (*self.items, STOP))
+            [(id, _)] = counts.most_common(1)
+            raise ProgramError(f"two candidates of a Pick have the id {id!r}")
 
     @cached_property
     def by_id(self) -> dict[str, Candidate]:
-        return {one.id: one for one in self.items}
+        return {candidate.id: candidate for candidate in self.items}
 
     @cached_property
     def text(self) -> str:
-        return _encode({a.id: f"{a.title} | {a.text}" if a.title else a.text for a in self.items})
+        texts = {}
+        for candidate in self.items:
+            title = f"{candidate.title} | " if candidate.title else ""
+            texts[candidate.id] = title + candidate.text
+        return _encode(texts)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,17 +60,21 @@ class ChoiceCall(PredictorCall):
     def choice(self) -> Choice:  # type: ignore[override]
         left: Sequence[Candidate] = self.candidates.items
         if self.picked:
-            left = [one for one in left if one.id not in self.picked_ids]
-        return Choice(
-            self.predictor, self.inputs, (*left, STOP) if self.stop else left, self.picked
-        )
+            left = [candidate for candidate in left if candidate.id not in self.picked_ids]
+        if self.stop:
+            left = (*left, STOP)
+        return Choice(self.predictor, self.inputs, left, self.picked)
 
     @cached_property
     def picked_ids(self) -> dict[str, None]:
-        return {one.id: None for one in self.picked}
+        return {candidate.id: None for candidate in self.picked}
 
     def chosen(self, text: str) -> Candidate:
-        """Return the candidate that an answer names; AdapterParseError if it names none that is left."""
+        """Return the candidate that an answer names.
+
+        Raises:
+            AdapterParseError: it names none that is left.
+        """
         name = text.strip().strip('"')
         if name == STOP.id and self.stop:
             return STOP
@@ -97,36 +104,32 @@ class ChoiceCall(PredictorCall):
         context = _encode({**self.context, "picked": list(self.picked_ids)})
         stop = f", or with {STOP.id} to pick no more" if self.stop else ""
         rest = f"Answer with the id of one of the candidates that are not picked yet{stop}."
-        return (
-            {
-                "role": "user",
-                "content": f'{context[:-1]}, "candidates": {self.candidates.text}}}\n{rest}',
-            },
-        )
+        content = f'{context[:-1]}, "candidates": {self.candidates.text}}}\n{rest}'
+        return ({"role": "user", "content": content},)
 
     @cached_property
     def key(self) -> str:
         return f"{self.predictor} {self.messages[0]['content']}"
 
-    def asks_as(self, other: PredictorCall) -> bool:
-        if (
-            not isinstance(other, ChoiceCall)
-            or self.predictor != other.predictor
-            or self.stop != other.stop
-        ):
+    def asks_as(self, call: PredictorCall) -> bool:
+        if not isinstance(call, ChoiceCall):
             return False
-        same = self.picked == other.picked and self.candidates == other.candidates
-        return same and (self.inputs == other.inputs or self.context == other.context)
+        if self.predictor != call.predictor or self.stop != call.stop:
+            return False
+        if self.picked != call.picked or self.candidates != call.candidates:
+            return False
+        return self.inputs == call.inputs or self.context == call.context
 
 
 class Pick(dspy.Module):
-    """Picks one candidate with a picker (`leret.policies.pickers`), or with an LM that writes the candidate's id.
+    """Picks one candidate, with a picker (`leret.policies.pickers`) or an LM that writes its id.
 
     Args:
         stop: whether the policy may stop instead of picking a candidate.
-        retrieves: whether each picked candidate counts as a search that returned only this passage, with score 1
-            for the first pick, 1/2 for the second, and so on.
-        actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from training.
+        retrieves: whether each picked candidate counts as a search that returned only this passage,
+            with score 1 for the first pick, 1/2 for the second, and so on.
+        actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from
+            training.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class Pick(dspy.Module):
     def __call__(
         self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any
     ) -> Candidate | None:
-        """Choose a candidate like ``forward``, but skip DSPy's bookkeeping while leret runs the program."""
+        """Choose a candidate like ``forward``, without DSPy's bookkeeping in leret's runs."""
         if carried_run() is not None:
             return type(self).forward(self, candidates, picked, **context)
         answer: Candidate | None = super().__call__(candidates, picked, **context)
@@ -153,8 +156,8 @@ class Pick(dspy.Module):
         """Choose a candidate.
 
         Args:
-            candidates: `Candidate` objects, passages, texts (their indices are the ids), or dicts with ``text`` and
-                optionally ``id``, ``title``, ``position`` and ``data``.
+            candidates: `Candidate` objects, passages, texts (their indices are the ids), or dicts
+                with ``text`` and optionally ``id``, ``title``, ``position`` and ``data``.
             picked: earlier picks in order, which are not picked again.
             context: named values that the choice depends on, such as ``question=...``.
 
@@ -162,19 +165,23 @@ class Pick(dspy.Module):
             The chosen candidate; None if the policy stops or no candidate is left.
 
         Raises:
-            ProgramError: a candidate has the wrong type, two candidates have the same id, or there is no actor.
+            ProgramError: a candidate has the wrong type, two candidates have the same id, or there
+                is no actor.
         """
         fields = vars(self)  # attribute lookup on DSPy modules is slow
-        watching, name = carried_run(), fields["_name"]
-        items = (
-            candidates_of(candidates) if watching is None else watching.candidates(name, candidates)
-        )
-        call = ChoiceCall(
-            name, context, candidates=items, picked=tuple(picked), stop=fields["stop"]
-        )
+        name = fields["_name"]
+        stop = fields["stop"]
+        watching = carried_run()
+        if watching is None:
+            items = candidates_of(candidates)
+            choose = self.ask
+        else:
+            items = watching.candidates(name, candidates)
+            choose = partial(watching.choose, self)
+        call = ChoiceCall(name, context, candidates=items, picked=tuple(picked), stop=stop)
         if items.by_id.keys() <= call.picked_ids.keys():
             return None
-        chosen = self.ask(call) if watching is None else watching.choose(self, call)
+        chosen = choose(call)
         if chosen is STOP:
             return None
         if watching is not None and fields["retrieves"]:
@@ -199,11 +206,14 @@ class Pick(dspy.Module):
 
 
 def named_picks(program: dspy.Module) -> dict[str, Pick]:
-    """Return a program's picks by name, and store the name on each pick; copies of a pick keep the name."""
-    picks = {
-        name.removeprefix("self."): pick for name, pick in program.named_sub_modules(type_=Pick)
-    }
-    for name, pick in picks.items():
+    """Return a program's picks by name, and store the name on each pick.
+
+    Copies of a pick keep the name.
+    """
+    picks = {}
+    for place, pick in program.named_sub_modules(type_=Pick):
+        name = place.removeprefix("self.")
+        picks[name] = pick
         pick._name = name
     return picks
 
@@ -221,8 +231,11 @@ def _candidate(place: int, item: Any) -> Candidate:
     if isinstance(item, Passage):
         return Candidate(item.doc_id, item.text, item.title, data={"score": item.score})
     if isinstance(item, Mapping) and isinstance(item.get("text"), str):
-        rest = str(item.get("title") or ""), item.get("position", place), item.get("data", {})
-        return Candidate(str(item.get("id", place)), item["text"], *rest)
+        id = str(item.get("id", place))
+        title = str(item.get("title") or "")
+        position = item.get("position", place)
+        return Candidate(id, item["text"], title, position, item.get("data", {}))
     raise ProgramError(
-        f"candidate {place} of a Pick is {item!r:.80}; pass texts, dicts with a text, passages or Candidate objects"
+        f"candidate {place} of a Pick is {item!r:.80}; "
+        "pass texts, dicts with a text, passages or Candidate objects"
     )

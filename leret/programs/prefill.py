@@ -1,7 +1,7 @@
 """DSPy adapters that write the fixed beginning of the answer themselves, and know where the answer ends.
 
-The beginning is the last message of a request, with role assistant: policies continue it. A completion is the text
-after the beginning.
+The beginning is the last message of a request, with role assistant: policies continue it. A
+completion is the text after the beginning.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
 
 
 class AnswerAdapter(_Adapter):
-    """Mixin for adapters that may send the beginning of the answer (``prefill``), and the strings that end it.
+    """Mixin for adapters that may begin the answer (``prefill``) and know the strings that end it.
 
-    It is no adapter itself: DSPy gives each subclass of an adapter its parent's ``format`` and ``parse``.
+    It is no adapter itself: DSPy gives each subclass of an adapter its parent's ``format`` and
+    ``parse``.
     """
 
     prefill = False
@@ -47,14 +48,12 @@ class AnswerAdapter(_Adapter):
         return ()
 
     def __call__(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
-        return super().__call__(
-            lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs
-        )
+        lm_kwargs = self._with_ending(lm, lm_kwargs, signature)
+        return super().__call__(lm, lm_kwargs, signature, demos, inputs)
 
     async def acall(self, lm: Any, lm_kwargs: Any, signature: Any, demos: Any, inputs: Any) -> Any:
-        return await super().acall(
-            lm, self._with_ending(lm, lm_kwargs, signature), signature, demos, inputs
-        )
+        lm_kwargs = self._with_ending(lm, lm_kwargs, signature)
+        return await super().acall(lm, lm_kwargs, signature, demos, inputs)
 
     def format_finetune_data(
         self, signature: Any, demos: Any, inputs: Any, outputs: Any
@@ -64,7 +63,7 @@ class AnswerAdapter(_Adapter):
         return {"messages": [*self.format(signature, demos, inputs), answer]}
 
     def _with_ending(self, lm: Any, lm_kwargs: Any, signature: Any) -> dict[str, Any]:
-        """Add the stop strings, and for other LMs than leret's the request keys that continue the last message."""
+        """Add stop strings, and for other LMs the request keys that continue the last message."""
         keys = dict(lm_kwargs)
         stop = self.stop(signature)
         if stop and "stop" not in lm.kwargs:
@@ -96,7 +95,7 @@ class PrefilledChatAdapter(_Prefilled, dspy.ChatAdapter):
 
 
 class PrefilledJSONAdapter(_Prefilled, PlainJSONAdapter):
-    """DSPy's JSON adapter with the first key, and the opening quote of a text, as the beginning of the answer."""
+    """DSPy's JSON adapter; the answer begins with the first key and a text's opening quote."""
 
     def __init__(self) -> None:
         super().__init__(use_native_function_calling=False)
@@ -120,4 +119,6 @@ class PrefilledXMLAdapter(_Prefilled, dspy.XMLAdapter):
 def prefill_messages(adapter: Any, signature: Any) -> list[dict[str, Any]]:
     """Return the message with the beginning of the answer; [] if the adapter sends none."""
     text = adapter.beginning(signature) if isinstance(adapter, AnswerAdapter) else ""
-    return [{"role": "assistant", "content": text}] if text else []
+    if not text:
+        return []
+    return [{"role": "assistant", "content": text}]

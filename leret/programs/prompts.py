@@ -20,20 +20,22 @@ from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.policies.tool_calls import ToolReader, read_calls
-from leret.programs.adapters import CompactAdapter
+from leret.programs.adapters import CompactAdapter, takes_tools
 from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.prefill import AnswerAdapter, PrefilledChatAdapter, prefill_messages
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3  # messages per prompt, and completions per predictor, that are processed both ways and compared
+_PROOFS = 3
+"""Messages per prompt, and completions per predictor, that are processed both ways."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     """Demos by predictor, and instructions by predictor where they differ from the program's.
 
-    ``name`` is "0" for the zero-shot prompt. ``score`` is the mean reward on the prompt bank's dev questions.
+    ``name`` is "0" for the zero-shot prompt. ``score`` is the mean reward on the prompt bank's dev
+    questions.
     """
 
     name: str
@@ -46,22 +48,25 @@ class Prompt:
         return digest(to_jsonable_python(self.demos), dict(self.instructions))
 
     def save(self, path: Path) -> None:
-        demos = to_jsonable_python(self.demos, fallback=str)
         value = {
             "name": self.name,
             "score": self.score,
-            "demos": demos,
+            "demos": to_jsonable_python(self.demos, fallback=str),
             "instructions": dict(self.instructions),
         }
-        path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(value, ensure_ascii=False, indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
-        """Read a file written by ``save``, DSPy's state file or a saved program; RunError if it is none of these."""
+        """Read a file written by ``save``, DSPy's state file or a saved program.
+
+        Raises:
+            RunError: it is none of these.
+        """
         try:
-            value = json.loads(
-                (path / "program.json" if path.is_dir() else path).read_text(encoding="utf-8")
-            )
+            file = path / "program.json" if path.is_dir() else path
+            value = json.loads(file.read_text(encoding="utf-8"))
             if "demos" not in value:
                 value = {"name": path.stem, **_prompt_of(value)}
             if not all(isinstance(demos, list) for demos in value["demos"].values()):
@@ -80,20 +85,19 @@ class Prompt:
 
 
 def _prompt_of(value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return demos and instructions by predictor from the JSON of ``program.save`` of DSPy or leret."""
-    saved = {
-        name.removeprefix("self."): one["state"]
-        for name, one in value.get("predictors", {}).items()
-    }
-    states = saved or {name: state for name, state in value.items() if name != "metadata"}
-    predictors = {
-        name: state for name, state in states.items() if state.get("signature")
-    }  # a pick has none
-    instructions = {name: state["signature"]["instructions"] for name, state in predictors.items()}
-    return {
-        "demos": {name: state["demos"] for name, state in predictors.items()},
-        "instructions": instructions,
-    }
+    """Return demos and instructions by predictor from the JSON of DSPy's or leret's save."""
+    states = {}
+    for name, predictor in value.get("predictors", {}).items():
+        states[name.removeprefix("self.")] = predictor["state"]
+    if not states:
+        states = {name: state for name, state in value.items() if name != "metadata"}
+    demos = {}
+    instructions = {}
+    for name, state in states.items():
+        if state.get("signature"):  # a pick has none
+            demos[name] = state["demos"]
+            instructions[name] = state["signature"]["instructions"]
+    return {"demos": demos, "instructions": instructions}
 
 
 ZERO_SHOT = Prompt("0")
@@ -102,19 +106,21 @@ ZERO_SHOT = Prompt("0")
 class Formatter:
     """Formats requests as messages and parses completions, exactly as the program's adapter does.
 
-    Usual calls take a fast path: instructions and demos are formatted once per prompt, and the adapter's ``parse``
-    reads completions. The first calls are also processed in full; if a result differs, the fast path is turned off.
+    Usual calls take a fast path: instructions and demos are formatted once per prompt, and the
+    adapter's ``parse`` reads completions. The first calls are also processed in full; if a result
+    differs, the fast path is turned off.
     """
 
     def __init__(self, replay: Replay) -> None:
         self.adapter = replay.adapter
-        self._predictors, self._read = replay.predictors, replay.read
+        self._predictors = replay.predictors
+        self._read = replay.read
         self.picks = replay.picks
         self._splits = internals.is_turn_by_turn(
             self.adapter, [CompactAdapter, PrefilledChatAdapter]
         )
         self._native = getattr(self.adapter, "use_native_function_calling", False)
-        # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
+        # All messages but the last, and how often both ways agreed; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._parses: dict[str, int | None] = {}
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
@@ -125,26 +131,25 @@ class Formatter:
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
         if predictor in self.picks:
             return NeedsCompletion(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
-        known = self._predictors[predictor]
+        module = self._predictors[predictor]
         call = PredictorCall(
-            predictor, inputs, True, self.adapter, signature=known.signature, demos=known.demos
+            predictor, inputs, True, self.adapter, signature=module.signature, demos=module.demos
         )
         return NeedsCompletion(call, ())
 
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, alike: Messages = ()
     ) -> Messages:
-        """Return the messages for the LM. ``alike``, the same call's messages with another prompt, saves time."""
+        """Return the messages for the LM.
+
+        ``alike``, the same call's messages with another prompt, saves time.
+        """
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
-        usual = need.call.usual and not (self._native and _takes_tools(need.call))
-        plain = usual and all(  # histories and images span several messages
-            isinstance(value, PLAIN)
-            or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
-            for value in need.inputs.values()
-        )
+        # histories and images span several messages
+        plain = self._is_usual(need.call) and all(map(_is_plain, need.inputs.values()))
         if head is None or not plain:
             whole = self._in_full(need, prompt)
             if key not in self._heads and self._splits and plain:
@@ -170,18 +175,19 @@ class Formatter:
         return messages
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
-        """Return the step for a completion; ``outputs`` is the adapter's error if the completion does not parse."""
-        if isinstance(need.call, ChoiceCall):
+        """Return the step for a completion.
+
+        ``outputs`` is the adapter's error if the completion does not parse.
+        """
+        call = need.call
+        if isinstance(call, ChoiceCall):
             try:
-                return Step(need.call, [{"id": need.call.chosen(completion).id}], completion)
+                candidate = call.chosen(completion)
             except AdapterParseError as error:
-                return Step(need.call, error, completion)
-        name, call = need.call.predictor, need.call
-        n_proofs = (
-            self._parses.get(name, 0)
-            if call.usual and not (self._native and _takes_tools(call))
-            else None
-        )
+                return Step(call, error, completion)
+            return Step(call, [{"id": candidate.id}], completion)
+        name = call.predictor
+        n_proofs = self._parses.get(name, 0) if self._is_usual(call) else None
         quick: list[dict[str, Any]] | AdapterParseError | None = None
         if n_proofs is not None:
             try:
@@ -196,6 +202,11 @@ class Formatter:
             proven = same and (quick == outputs or isinstance(outputs, AdapterParseError))
             self._parses[name] = n_proofs + 1 if proven else None
         return Step(call, outputs, completion)
+
+    def _is_usual(self, call: PredictorCall) -> bool:
+        if not call.usual:
+            return False
+        return not (self._native and takes_tools(call.signature))
 
     def scripted(self, need: NeedsCompletion, outputs: Mapping[str, Any]) -> Step:
         return Step(need.call, [dict(outputs)])
@@ -220,16 +231,25 @@ class Formatter:
         return self._signatures[key]
 
     def _in_full(self, need: NeedsCompletion, prompt: Prompt) -> Messages:
-        call, name = need.call, need.predictor
+        call = need.call
+        name = need.predictor
         if call.request is not None:
             return internals.messages_of(call.request)
         demos = [dict(demo) for demo in prompt.demos.get(name, call.demos)]
-        request = request_of(call, self._instructed(call.signature, name, prompt), demos)
+        signature = self._instructed(call.signature, name, prompt)
+        request = request_of(call, signature, demos)
         if request.config.response_format:
             raise ProgramError(
-                f"{name} calls its LM with a response format, which leret policies do not support; use another adapter"
+                f"{name} calls its LM with a response format, which leret policies do not support; "
+                "use another adapter"
             )
         return internals.messages_of(request)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(item, PLAIN) for item in value)
+    return isinstance(value, PLAIN)
 
 
 def request_of(
@@ -243,13 +263,13 @@ def request_of(
         seen.append(request)
         raise Stop
 
+    lm = EngineLM("request", take)
     with suppress(Stop):
-        call.adapter(
-            EngineLM("request", take), dict(call.config), signature, demos, dict(call.inputs)
-        )
+        call.adapter(lm, dict(call.config), signature, demos, dict(call.inputs))
     if not seen:
         raise ProgramError(
-            f"{type(call.adapter).__name__} sends no request for {call.predictor}; use another adapter"
+            f"{type(call.adapter).__name__} sends no request for {call.predictor}; "
+            "use another adapter"
         )
     return seen[0]
 
@@ -257,7 +277,10 @@ def request_of(
 def outputs_of(
     call: PredictorCall, completion: str, read: ToolReader = read_calls
 ) -> list[dict[str, Any]] | AdapterParseError:
-    """Return the outputs that the call's adapter parses from a completion; ``read`` parses native tool calls."""
+    """Return the outputs that the call's adapter parses from a completion.
+
+    ``read`` parses native tool calls.
+    """
     if call.adapter is None:
         return []
     faults: list[str] = []
@@ -274,31 +297,29 @@ def outputs_of(
         )
     except AdapterParseError as error:
         return error
-    return (
-        AdapterParseError(type(call.adapter).__name__, call.signature, completion, faults[0])
-        if faults
-        else outputs
-    )
-
-
-def _takes_tools(call: PredictorCall) -> bool:
-    return any(info.annotation is dspy.ToolCalls for info in call.signature.output_fields.values())
+    if faults:
+        adapter = type(call.adapter).__name__
+        return AdapterParseError(adapter, call.signature, completion, faults[0])
+    return outputs
 
 
 def _missing_call(
     request: lm15.Request, response: lm15.Response, signature: type[dspy.Signature]
 ) -> Iterator[str]:
-    """Yield the faults if a required tool call (by ``tool_choice``, or as the only output) is missing or invalid."""
-    choice, schemas = (
-        request.config.tool_choice,
-        {tool.name: tool.parameters for tool in request.tools},
-    )
+    """Yield the faults of a required tool call (by ``tool_choice``, or the only output)."""
+    choice = request.config.tool_choice
+    schemas = {tool.name: tool.parameters for tool in request.tools}
     forced = choice is not None and choice.mode == "required"
     if not request.tools or not (forced or len(signature.output_fields) == 1):
         return
-    names = choice.allowed if choice is not None and choice.allowed else tuple(schemas)
+    names = tuple(schemas)
+    if choice is not None and choice.allowed:
+        names = choice.allowed
     if not any(call.name in names for call in response.tool_calls):
         yield f"the completion has no valid call of {' or '.join(names)}"
-    for call in response.tool_calls if forced else ():
-        for error in Draft202012Validator(schemas.get(call.name, {})).iter_errors(call.input):
+    if not forced:
+        return
+    for call in response.tool_calls:
+        validator = Draft202012Validator(schemas.get(call.name, {}))
+        for error in validator.iter_errors(call.input):
             yield f"the arguments of {call.name} are invalid: {error.message}"

@@ -1,9 +1,10 @@
 """Run a program as a function of its completions.
 
-Every step reruns a copy of the program from the start with the completions of earlier steps, in a fraction of a
-millisecond. Stand-ins replace the predictors' LMs. A proxy around the adapter in ``dspy.settings`` returns the recorded
-outputs of a call, or stops the program. Calls that bypass the adapter reach the stand-in LM. Recorded outputs are
-looked up by the inputs of the call, so order and threads do not matter.
+Every step reruns a copy of the program from the start with the completions of earlier steps, in a
+fraction of a millisecond. Stand-ins replace the predictors' LMs. A proxy around the adapter in
+``dspy.settings`` returns the recorded outputs of a call, or stops the program. Calls that bypass
+the adapter reach the stand-in LM. Recorded outputs are looked up by the inputs of the call, so
+order and threads do not matter.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ Retrieve = Callable[[str, int], Ranking | None]
 MAX_STEPS = 64
 _REPEATS = 4
 
-_SETTLE_S, _STARVED_S = 0.01, 0.1
-"""Seconds without progress until older threads (first value) or the run's own threads (second) count as blocked."""
+_SETTLE_S = 0.01
+"""Seconds without progress until older threads count as blocked."""
+_STARVED_S = 0.1
+"""Seconds without progress until the run's own threads count as blocked."""
 
 _LONGEST_S = 1.0  # maximum wait for threads to use the recorded steps
 _MUTED = internals.muted()  # otherwise every rerun would print the same output
@@ -53,15 +56,20 @@ _program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Stop(BaseException):
-    """Stops a program or an adapter call immediately. It is not an Exception, so that handlers do not catch it."""
+    """Stops a program or an adapter call immediately.
+
+    It is not an Exception, so that handlers do not catch it.
+    """
 
 
 class Replay:
     """Runs one program many times, one run at a time.
 
     Args:
-        program: module that only this replay uses, because stand-ins replace the LMs of its predictors.
-        adapter: adapter for the calls; by default ``dspy.settings.adapter``, or else DSPy's default adapter.
+        program: module that only this replay uses, because stand-ins replace the LMs of its
+            predictors.
+        adapter: adapter for the calls; by default ``dspy.settings.adapter``, or else DSPy's default
+            adapter.
         rm: value of ``dspy.settings.rm`` for the program; by default the run's retriever.
         read: reads the native tool calls of a completion.
     """
@@ -73,7 +81,8 @@ class Replay:
         rm: Any = None,
         read: ToolReader = read_calls,
     ) -> None:
-        self.program, self.read = program, read
+        self.program = program
+        self.read = read
         self.whole_adapter = adapter or internals.current_adapter()
         self.adapter = internals.one_call(self.whole_adapter)
         self.predictors: dict[str, dspy.Predict] = dict(program.named_predictors())
@@ -81,17 +90,19 @@ class Replay:
         self.names = (*self.predictors, *self.picks)
         if not self.names:
             raise ProgramError(
-                f"{type(program).__name__} has no predictor to train; add dspy.Predict, ChainOfThought or leret.Pick"
+                f"{type(program).__name__} has no predictor to train; "
+                "add dspy.Predict, ChainOfThought or leret.Pick"
             )
-        methods = [callable(getattr(type(program), name, None)) for name in ("forward", "aforward")]
-        self.is_async = methods == [False, True]
-        self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
+        has_forward = callable(getattr(type(program), "forward", None))
+        has_aforward = callable(getattr(type(program), "aforward", None))
+        self.is_async = has_aforward and not has_forward
+        self._predictor_names: dict[int, str] = {}
+        self._fields: dict[str, Any] = {}
+        for name, predictor in self.predictors.items():
+            self._predictor_names[id(predictor)] = name
+            self._fields[name] = predictor.signature.input_fields.keys()
         self.stops = self._names_that_stop()
         self._inputs = input_names(program)
-        self._fields = {
-            name: predictor.signature.input_fields.keys()
-            for name, predictor in self.predictors.items()
-        }
         self.proxy = internals.AdapterProxy(
             self.adapter, lambda *call: internals.watching_run().answer(*call)
         )
@@ -102,34 +113,37 @@ class Replay:
         guard = StandInLM.of("", "replay", partial(_answer_request, ""))
         self._settings = {**internals.QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
         # These modules store a failure count, so each run needs a fresh copy.
-        self._fresh = any(
-            isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules()
-        )
-        # A program with both methods may call asyncio.run, which needs a thread without an event loop.
-        self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
+        modules = [module for _, module in program.named_sub_modules()]
+        self._fresh = any(isinstance(module, dspy.Refine | dspy.BestOfN) for module in modules)
+        # A program with both methods may call asyncio.run, which needs a thread without a loop.
+        self._thread = ThreadPoolExecutor(1, "leret-replay") if has_aforward else None
 
     def _names_that_stop(self) -> frozenset[str]:
-        """Return the predictors and picks that decide when the program stops: agents' predictors, picks with a stop.
+        """Return what decides when the program stops: agents' predictors, picks with a stop.
 
-        An agent is a module with a dictionary of ``tools``, such as `dspy.ReAct`; its own predictors choose the tools.
+        An agent is a module with a dictionary of ``tools``, such as `dspy.ReAct`; its own
+        predictors choose the tools.
         """
-        agents = [
-            module
-            for _, module in self.program.named_sub_modules()
-            if isinstance(vars(module).get("tools"), dict)
-        ]
-        names = [
-            self._predictor_names.get(id(part)) for agent in agents for part in vars(agent).values()
-        ]
-        picks = [name for name, pick in self.picks.items() if pick.stop]
-        return frozenset([*filter(None, names), *picks])
+        names = {name for name, pick in self.picks.items() if pick.stop}
+        for _, module in self.program.named_sub_modules():
+            if not isinstance(vars(module).get("tools"), dict):
+                continue
+            for part in vars(module).values():
+                if id(part) in self._predictor_names:
+                    names.add(self._predictor_names[id(part)])
+        return frozenset(names)
 
     def _stand_in(self) -> None:
-        """Replace the LMs with stand-ins. Predictors that share an LM share a stand-in, as DSPy expects."""
+        """Replace the LMs with stand-ins.
+
+        Predictors that share an LM share a stand-in, as DSPy expects.
+        """
         stand_ins: dict[str, StandInLM] = {}
         for name, predictor in self.predictors.items():
             lm = predictor.lm
-            key = "" if lm is None else repr((lm.model, lm.kwargs, id(getattr(lm, "engine", None))))
+            key = ""
+            if lm is not None:
+                key = repr((lm.model, lm.kwargs, id(getattr(lm, "engine", None))))
             if key not in stand_ins:
                 stand_ins[key] = StandInLM.of(name, "replay", partial(_answer_request, name))
             predictor.lm = stand_ins[key]
@@ -145,27 +159,26 @@ class Replay:
         check: bool = False,
         in_thread: bool = False,
     ) -> Need:
-        """Run from the start with the steps of a path; return the first request that has no answer, or the end.
+        """Run from the start with the steps of a path.
 
-        ``retrieve`` answers searches that are not in ``results``, and its rankings are added there. ``check`` raises
-        ReplayError if a second run differs. ``in_thread`` is True only for calls in the replay's worker thread.
+        Return the first request that has no answer, or the end.
+
+        ``retrieve`` answers searches that are not in ``results``, and its rankings are added there.
+        ``check`` raises ReplayError if a second run differs. ``in_thread`` is True only for calls
+        in the replay's worker thread.
         """
         if self._thread is not None and not in_thread:
             again = partial(self.run, task, steps, results, retrieve, check, in_thread=True)
             return self._thread.submit(copy_context().run, again).result()
-        run = ProgramRun(
-            self,
-            steps,
-            results,
-            retrieve,
-            self._predictor_names,
-            list(steps),
-            in_thread or self.is_async,
-        )
-        program, forward = self._copy_for(run) if self._fresh else (self.program, self._forward)
-        context = internals.carrying(
-            run, {**self._settings, "caller_modules": [program], "trace": []}
-        )
+        has_tasks = in_thread or self.is_async
+        names = self._predictor_names
+        run = ProgramRun(self, steps, results, retrieve, names, list(steps), has_tasks)
+        program = self.program
+        forward = self._forward
+        if self._fresh:
+            program, forward = self._copy_for(run)
+        settings = {**self._settings, "caller_modules": [program], "trace": []}
+        context = internals.carrying(run, settings)
         inputs: Mapping[str, Any] = task.inputs
         if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
             inputs = dict(zip(self._inputs, inputs.values(), strict=True))
@@ -177,23 +190,19 @@ class Replay:
             run.crash = error
         finally:
             internals.passes.remove(run)
-        if (
-            not in_thread
-            and isinstance(run.crash, RuntimeError)
-            and "running event loop" in str(run.crash)
-        ):
+        nests_loops = isinstance(run.crash, RuntimeError) and "running event loop" in str(run.crash)
+        if nests_loops and not in_thread:
             self._thread = ThreadPoolExecutor(1, "leret-replay")  # for asyncio.run in forward
             return self.run(task, steps, results, retrieve, check)
-        usual = len(run.needs) == 1 and not (
-            run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS
-        )
+        unusual = run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS
+        usual = len(run.needs) == 1 and not unusual
         need = run.needs[0] if usual else run.outcome(task)
         if check and not isinstance(need, NeedsSearch):
-            self._repeat(
-                need,
-                len(steps),
-                lambda: self.run(task, steps, dict(results), retrieve, in_thread=in_thread),
-            )
+
+            def repeat() -> Need:
+                return self.run(task, steps, dict(results), retrieve, in_thread=in_thread)
+
+            self._repeat(need, len(steps), repeat)
         return need
 
     def _repeat(
@@ -221,12 +230,13 @@ class Replay:
     def name_of(self, signature: Any) -> str:
         if signature is None:
             return "(direct)"
-        same = [
-            name
-            for name, predictor in self.predictors.items()
-            if predictor.signature.equals(signature)
-        ]
-        return same[0] if len(same) == 1 else f"({signature.__name__})"
+        names = []
+        for name, predictor in self.predictors.items():
+            if predictor.signature.equals(signature):
+                names.append(name)
+        if len(names) == 1:
+            return names[0]
+        return f"({signature.__name__})"
 
 
 class _QuickPredict(dspy.Predict):
@@ -237,24 +247,16 @@ class _QuickPredict(dspy.Predict):
         run: Any = settings.get("_leret_run")
         watched = isinstance(run, ProgramRun) and not args and settings["send_stream"] is None
         name = run.names.get(id(self)) if watched else None
-        if (
-            name is None
-            or settings["adapter"] is not run.replay.proxy
-            or run.replay._fields[name] != kwargs.keys()
-        ):
+        if name is None:
+            return super().__call__(*args, **kwargs)
+        replay = run.replay
+        if settings["adapter"] is not replay.proxy or replay._fields[name] != kwargs.keys():
             return super().__call__(*args, **kwargs)
         fields = vars(self)  # attribute lookup on DSPy modules is slow
         signature = fields["signature"]
-        call = PredictorCall(
-            name,
-            kwargs,
-            True,
-            run.replay.adapter,
-            fields["lm"],
-            {},
-            signature,
-            demos=fields["demos"],
-        )
+        lm = fields["lm"]
+        demos = fields["demos"]
+        call = PredictorCall(name, kwargs, True, replay.adapter, lm, {}, signature, demos=demos)
         prediction = internals.prediction_of(run.take(call).outputs, signature)
         settings["trace"].append((self, kwargs, prediction))
         return prediction
@@ -262,7 +264,9 @@ class _QuickPredict(dspy.Predict):
 
 @dataclass(eq=False)
 class ProgramRun:
-    """One run of a program along a path; `leret.Search` and search tools read the run from ``dspy.settings``.
+    """One run of a program along a path.
+
+    `leret.Search` and search tools read the run from ``dspy.settings``.
 
     Attributes:
         left: recorded steps that no call has used yet.
@@ -294,41 +298,36 @@ class ProgramRun:
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """Return an adapter call's recorded outputs; LMs without a stand-in are called through `recorded_lm`."""
+        """Return an adapter call's recorded outputs.
+
+        LMs without a stand-in are called through `recorded_lm`.
+        """
+        replay = self.replay
         if not isinstance(lm, StandInLM):
-            whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
-            return cast(
-                list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs)
-            )
-        replay, predictor = self.replay, internals.calling_predictor()
+            if adapter is replay.adapter:
+                adapter = replay.whole_adapter
+            answer = adapter(recorded_lm(lm), config, signature, demos, inputs)
+            return cast(list[dict[str, Any]], answer)
+        predictor = internals.calling_predictor()
         name = self.names.get(id(predictor)) or replay.name_of(signature)
         unchanged = predictor is not None and signature is predictor.signature
-        usual = (
-            unchanged
-            and not config
-            and adapter is replay.adapter
-            and demos == predictor.demos
-            and name[0] != "("
-        )
+        usual = unchanged and not config and demos == predictor.demos
+        if adapter is not replay.adapter or name.startswith("("):
+            usual = False
         wording = "" if unchanged else signature.instructions
         if name in replay.predictors and lm.owner != replay.predictors[name].lm.owner:
-            usual, wording = False, f"{wording} asked of the LM of {lm.owner or 'dspy.settings'}"
-        if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
-            self.stop(
-                ProgramError(
-                    f"{name} requests n > 1 completions in one call; make several calls with n=1"
-                )
-            )
+            usual = False
+            wording += f" asked of the LM of {lm.owner or 'dspy.settings'}"
+        n = config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1
+        if n > 1:
+            fault = f"{name} requests n > 1 completions in one call; make several calls with n=1"
+            self.stop(ProgramError(fault))
         if dspy.settings.send_stream is not None:
-            self.stop(
-                ProgramError(
-                    f"{name} streams its completion; call the program without dspy.streamify"
-                )
-            )
+            fault = f"{name} streams its completion; call the program without dspy.streamify"
+            self.stop(ProgramError(fault))
         call = PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos)
-        return copy.deepcopy(
-            cast(list[dict[str, Any]], self.take(call).outputs)
-        )  # the program may change them
+        outputs = cast(list[dict[str, Any]], self.take(call).outputs)
+        return copy.deepcopy(outputs)  # the program may change them
 
     def take(self, call: PredictorCall) -> Step:
         """Return the recorded step for a call; stop the program if there is none."""
@@ -336,39 +335,28 @@ class ProgramRun:
             self._raise_if_stopped()
         with self.lock:
             for i, step in enumerate(self.left):
-                other = step.call
-                same = (
-                    call.usual
-                    and other.usual
-                    and call.predictor == other.predictor
-                    and call.inputs == other.inputs
-                )
-                if same or other.asks_as(call):
+                if _is_same(step.call, call) or step.call.asks_as(call):
                     del self.left[i]
                     break
             else:
-                self.stop(
-                    NeedsCompletion(
-                        call, self._ordered() if self.side_threads else tuple(self.searches)
-                    )
-                )
+                self.stop(NeedsCompletion(call, self._ordered()))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
         return step
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
-        """Return the recorded text for a call to the LM of predictor ``owner`` that bypassed the adapter."""
+        """Return the recorded text for a call of ``owner``'s LM that bypassed the adapter."""
         predictor = internals.calling_predictor()
-        name = self.names.get(id(predictor)) or self.replay.name_of(
-            getattr(predictor, "signature", None)
-        )
-        call = PredictorCall(
-            name, {"messages": list(internals.messages_of(request))}, request=request
-        )
+        name = self.names.get(id(predictor))
+        if name is None:
+            name = self.replay.name_of(getattr(predictor, "signature", None))
+        inputs = {"messages": list(internals.messages_of(request))}
+        call = PredictorCall(name, inputs, request=request)
         call.lm = StandInLM.of(
             owner, "direct", lambda request: internals.text_response(request, "")
         )
-        return internals.text_response(request, self.take(call).text or "", read=self.replay.read)
+        step = self.take(call)
+        return internals.text_response(request, step.text or "", read=self.replay.read)
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         if self.stopped:
@@ -379,7 +367,8 @@ class ProgramRun:
         ranking: Ranking | None = self.results.get(key)
         if ranking is None:
             try:
-                ranking = None if self.retrieve is None else self.retrieve(query, k)
+                if self.retrieve is not None:
+                    ranking = self.retrieve(query, k)
             except Exception as error:
                 self.stop(error)
             if ranking is None:
@@ -395,15 +384,17 @@ class ProgramRun:
         return copy.deepcopy(self.results[key])
 
     def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
-        """Return a pick's candidates, cached per path as long as the program passes the same ones."""
+        """Return a pick's candidates, cached per path while the program passes the same ones."""
         items = tuple(source)
-        known = self.results.get(("candidates", name))
-        if known is None or known[0] != items:
-            known = self.results["candidates", name] = items, candidates_of(items)
-        return cast(Candidates, known[1])
+        before, candidates = self.results.get(("candidates", name), (None, None))
+        if before != items:
+            candidates = candidates_of(items)
+            self.results["candidates", name] = items, candidates
+        return cast(Candidates, candidates)
 
     def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        return call.chosen(cast(list[dict[str, Any]], self.take(call).outputs)[0]["id"])
+        [output] = cast(list[dict[str, Any]], self.take(call).outputs)
+        return call.chosen(output["id"])
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         self.side_threads |= threading.get_ident() != self.home
@@ -414,13 +405,11 @@ class ProgramRun:
     def _ordered(self) -> tuple[SearchCall, ...]:
         if not self.side_threads:
             return tuple(self.searches)
+        searches = []
         ordered = sorted(self.searches, key=lambda search: search.queries)
-        return tuple(
-            [
-                search._replace(n_steps=min(n, len(self.steps)))
-                for n, search in enumerate(ordered, start=1)
-            ]
-        )
+        for n, search in enumerate(ordered, start=1):
+            searches.append(search._replace(n_steps=min(n, len(self.steps))))
+        return tuple(searches)
 
     def outcome(self, task: Task) -> Need:
         if self.side_threads:
@@ -437,24 +426,24 @@ class ProgramRun:
                 raise ProgramError(
                     f"task {task.id}: the program makes over {MAX_STEPS} LM calls; limit its loops"
                 )
-            return NeedsCompletion(need.call, self._ordered()) if self.side_threads else need
-        if missing and self.crash is None:
-            raise ReplayError(
-                f"{program} is not deterministic given its completions: {needs.asked_instead(missing[0], self.needs)}; "
-                f"{needs.REPEATABLE}"
-            )
-        if (
-            isinstance(self.crash, AdapterParseError)
-            and self.steps
-            and self.steps[-1].outputs is self.crash
-        ):
+            if self.side_threads:
+                return NeedsCompletion(need.call, self._ordered())
+            return need
+        if self.crash is None:
+            if missing:
+                difference = needs.asked_instead(missing[0], self.needs)
+                raise ReplayError(
+                    f"{program} is not deterministic given its completions: {difference}; "
+                    f"{needs.REPEATABLE}"
+                )
+            return Finished(self.prediction, self._ordered())
+        is_parse_error = isinstance(self.crash, AdapterParseError)
+        if is_parse_error and self.steps and self.steps[-1].outputs is self.crash:
             return Finished(self.crash, self._ordered())
-        if self.crash is not None:
-            raise ProgramError(
-                f"{program} failed on {task.text!r} after {len(self.steps) - len(missing)} completions: "
-                f"{raised(self.crash)}"
-            ) from self.crash
-        return Finished(self.prediction, self._ordered())
+        raise ProgramError(
+            f"{program} failed on {task.text!r} after {len(self.steps) - len(missing)} completions: "
+            f"{raised(self.crash)}"
+        ) from self.crash
 
     def stop(self, why: NeedsCompletion | NeedsSearch | Exception) -> NoReturn:
         if isinstance(why, Exception):
@@ -462,7 +451,7 @@ class ProgramRun:
         else:
             self.needs.append(why)
         if threading.get_ident() == self.home:
-            self.stopped.add(_task() if self.has_tasks else None)
+            self.stopped.add(self._task())
         else:
             self.side_threads = True
         raise Stop
@@ -480,38 +469,52 @@ class ProgramRun:
             raise error
 
     def _raise_if_stopped(self) -> None:
-        """Stop the program again at its next call or search if a bare ``except`` caught the first stop."""
-        if (
-            threading.get_ident() == self.home
-            and (_task() if self.has_tasks else None) in self.stopped
-        ):
+        """Stop the program again at its next call if a bare ``except`` caught the first stop."""
+        if threading.get_ident() == self.home and self._task() in self.stopped:
             raise Stop
 
+    def _task(self) -> int | None:
+        """Return the id of the current asyncio task.
+
+        None outside tasks, or if only one makes calls.
+        """
+        if not self.has_tasks:
+            return None
+        try:
+            return id(asyncio.current_task())
+        except RuntimeError:
+            return None
+
     def _wait_for_threads(self) -> None:
-        news, deadline = None, time.monotonic() + _LONGEST_S
+        before: tuple[int, int] | None = None
+        deadline = time.monotonic() + _LONGEST_S
         while True:
-            started = [
-                one
-                for one in threading.enumerate()
-                if one not in self.older_threads and one.ident is not None
-            ]
-            if started:
-                started[0].join(_STARVED_S)
-                if not started[0].is_alive():
-                    continue
-            else:
+            thread = self._first_started_thread()
+            if thread is None:
                 time.sleep(_SETTLE_S)
-            is_quiet = news == (news := (len(self.needs), len(self.left)))
-            if is_quiet and not (self.left and time.monotonic() < deadline):
+            else:
+                thread.join(_STARVED_S)
+                if not thread.is_alive():
+                    continue
+            now = (len(self.needs), len(self.left))
+            is_late = not self.left or time.monotonic() >= deadline
+            if now == before and is_late:
                 return
+            before = now
+
+    def _first_started_thread(self) -> threading.Thread | None:
+        for thread in threading.enumerate():
+            if thread not in self.older_threads and thread.ident is not None:
+                return thread
+        return None
 
 
 def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:
     return cast(lm15.Response, internals.watching_run().answer_direct(request, owner))
 
 
-def _task() -> int | None:
-    try:
-        return id(asyncio.current_task())
-    except RuntimeError:
-        return None
+def _is_same(call: PredictorCall, now: PredictorCall) -> bool:
+    """Return whether two usual calls ask the same; quicker than `PredictorCall.asks_as`."""
+    if not (call.usual and now.usual):
+        return False
+    return call.predictor == now.predictor and call.inputs == now.inputs

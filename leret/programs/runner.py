@@ -21,7 +21,9 @@ from leret.retrieval.batching import SearchBatcher
 
 @dataclass(frozen=True)
 class ProgramRunner:
-    """Runs one program over one retriever. The caller provides completions (from a policy, a rule or the store).
+    """Runs one program over one retriever.
+
+    The caller provides completions (from a policy, a rule or the store).
 
     ``searches`` answers all searches; it is None if every `leret.Search` has a retriever.
     """
@@ -45,18 +47,21 @@ class ProgramRunner:
 
     @cached_property
     def retrieve(self) -> Retrieve | None:
-        return None if self.searches is None else self.searches.search_now
+        if self.searches is None:
+            return None
+        return self.searches.search_now
 
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run to the first step that has no completion yet, or to the end; ``check`` fails if a second run differs."""
+        """Run to the first step that has no completion yet, or to the end.
+
+        ``check`` fails if a second run differs.
+        """
         need = self.replay.run(task, steps, results, self.retrieve, check)
-        return (
-            await self.search_on(need, task, steps, results, check)
-            if isinstance(need, NeedsSearch)
-            else need
-        )
+        if isinstance(need, NeedsSearch):
+            return await self.search_on(need, task, steps, results, check)
+        return need
 
     async def search_on(
         self,
@@ -73,31 +78,31 @@ class ProgramRunner:
     async def deep(
         self, need: NeedsCompletion | Finished, n_steps: int, depth: int
     ) -> tuple[tuple[str, ...], ...]:
-        """Return the ids of the top ``depth`` documents for each query made after exactly ``n_steps`` completions."""
+        """Return the ids of the top ``depth`` documents for each query after ``n_steps`` completions."""
         if self.searches is None:
             raise ProgramError(
                 "a reward with a depth needs the run's retriever; remove Search(retriever=...)"
             )
-        queries = [
-            query
-            for search in need.searches
-            if search.n_steps == n_steps
-            for query in search.queries
-        ]
-        quick = [
-            ranking
-            for query in queries
-            if (ranking := self.searches.search_now(query, depth)) is not None
-        ]
-        rankings = (
-            quick if len(quick) == len(queries) else await self.searches.search(queries, depth)
-        )
-        return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
+        queries: list[str] = []
+        for search in need.searches:
+            if search.n_steps == n_steps:
+                queries += search.queries
+        quick = [self.searches.search_now(query, depth) for query in queries]
+        rankings = [ranking for ranking in quick if ranking is not None]
+        if len(rankings) < len(queries):
+            rankings = await self.searches.search(queries, depth)
+        ids = []
+        for ranking in rankings:
+            ids.append(tuple(passage.doc_id for passage in ranking))
+        return tuple(ids)
 
     def state(
         self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None
     ) -> State:
-        """Return the state at a step. Its id is a digest of the zero-shot messages, so equal messages share a state."""
+        """Return the state at a step.
+
+        Its id is a digest of the zero-shot messages, so equal messages share a state.
+        """
         messages = self.formatter.messages(need)
         id = digest(task.id, need.predictor, messages)
         return State(id, task.id, step, need.predictor, need.inputs, messages, parent)

@@ -1,7 +1,8 @@
 """Save an optimized program to disk, and load it in any DSPy application.
 
-The directory contains ``program.json``, the program's source file (if there is one) and the trained policies. It
-contains no pickles and no API keys. Loading runs the program's source, so only load programs that you trust.
+The directory contains ``program.json``, the program's source file (if there is one) and the trained
+policies. It contains no pickles and no API keys. Loading runs the program's source, so only load
+programs that you trust.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from leret.core.stages import source_digest, source_files
 from leret.datasets.load import load_corpus
 from leret.policies.load import policy_state
 from leret.policies.saved import Servers, lm_record, open_lm, open_policy, policy_record
-from leret.programs.adapters import adapter_record, load_adapter
+from leret.programs.adapters import adapter_record, load_adapter, takes_tools
 from leret.programs.load import FILE_MODULE, load_program
 from leret.programs.pick import named_picks
 from leret.programs.search import Search
@@ -60,8 +61,9 @@ class ProgramSource:
 class TrainedProgram(dspy.Module):
     """A program with its saved LMs, adapter and retriever.
 
-    Use it like the program itself. It ignores ``dspy.configure``: the predictors keep their LMs, and the adapter
-    applies only during the forward pass. `close`, or leaving a ``with`` block, stops the servers started by `load`.
+    Use it like the program itself. It ignores ``dspy.configure``: the predictors keep their LMs,
+    and the adapter applies only during the forward pass. `close`, or leaving a ``with`` block,
+    stops the servers started by `load`.
     """
 
     def __init__(
@@ -83,10 +85,9 @@ class TrainedProgram(dspy.Module):
         return getattr(self.program, name)
 
     def _context(self) -> Any:
-        rm = (
-            {} if self.rm is None or carried_run() is not None else {"rm": self.rm}
-        )  # leret itself answers searches
-        return dspy.context(adapter=self.adapter, **rm)
+        if self.rm is None or carried_run() is not None:  # leret itself answers searches
+            return dspy.context(adapter=self.adapter)
+        return dspy.context(adapter=self.adapter, rm=self.rm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
@@ -96,14 +97,20 @@ class TrainedProgram(dspy.Module):
             return run_program(self.program, *args, **kwargs)
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; a program without ``aforward`` runs in a worker thread, so that other tasks can run."""
+        """Run the program.
+
+        A program without ``aforward`` runs in a worker thread, so that other tasks can run.
+        """
         if not callable(getattr(type(self.program), "aforward", None)):
             return await dspy.asyncify(self._run)(*args, **kwargs)
         with self._context():
             return await self.program.acall(*args, **kwargs)
 
     def save(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Save to a directory that `load` reads; with a file name or other arguments, save as DSPy does."""
+        """Save to a directory that `load` reads.
+
+        With a file name or other arguments, save as DSPy does.
+        """
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
@@ -117,7 +124,7 @@ class TrainedProgram(dspy.Module):
 
 
 def with_save(program: P, adapter: dspy.Adapter | None = None) -> P:
-    """Make ``program.save(directory)`` write everything that `load` needs, including the adapter."""
+    """Make ``program.save(directory)`` write all that `load` needs, including the adapter."""
     program.save = partial(_save, program, adapter=adapter)
     return program
 
@@ -148,13 +155,17 @@ def save(
     """Write a directory that `load` reads.
 
     Args:
-        program: program with leret LMs or plain ``dspy.LM``s; predictors without an LM use ``dspy.settings.lm``.
+        program: program with leret LMs or plain ``dspy.LM``s; predictors without an LM use
+            ``dspy.settings.lm``.
         directory: target directory; other files in it are kept.
-        adapter: adapter to save; by default ``dspy.settings.adapter``, or else DSPy's default adapter.
-        source: the program's file, which is copied; by default the program is saved by its class's import path.
-        policies: policies by predictor (``""`` for all others), saved with temperature 0 instead of the program's LMs
-            and pick actors.
-        retriever: retriever for every `leret.Search`, over the corpus of ``data``; by default the program's retrievers.
+        adapter: adapter to save; by default ``dspy.settings.adapter``, or else DSPy's default
+            adapter.
+        source: the program's file, which is copied; by default the program is saved by its class's
+            import path.
+        policies: policies by predictor (``""`` for all others), saved with temperature 0 instead of
+            the program's LMs and pick actors.
+        retriever: retriever for every `leret.Search`, over the corpus of ``data``; by default the
+            program's retrievers.
         data: data settings that name the corpus.
 
     Raises:
@@ -163,7 +174,9 @@ def save(
     """
     rm = dspy.settings.rm
     if isinstance(program, TrainedProgram):
-        program, adapter, rm = program.program, adapter or program.adapter, program.rm or rm
+        adapter = adapter or program.adapter
+        rm = program.rm or rm
+        program = program.program
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     value = {
@@ -189,21 +202,27 @@ def load(
     """Load a saved program, ready to call or to use inside another program.
 
     Args:
-        directory: directory written by ``optimized.save(directory)``, or the ``program`` directory of a run.
-        serve: where to run the predictors' leret policies. None: as saved. ``local``: in this process. ``vllm``: on
-            servers that start now and stop when the program is closed. A URL such as ``http://127.0.0.1:8000/v1``: on
-            an OpenAI-compatible server that lists the policies by name, as `leret serve policy` does; this needs no
-            local torch. Other LMs and pick actors always run as saved.
+        directory: directory written by ``optimized.save(directory)``, or the ``program`` directory
+            of a run.
+        serve: where to run the predictors' leret policies. None: as saved. ``local``: in this
+            process. ``vllm``: on servers that start now and stop when the program is closed. A URL
+            such as ``http://127.0.0.1:8000/v1``: on an OpenAI-compatible server that lists the
+            policies by name, as `leret serve policy` does; this needs no local torch. Other LMs and
+            pick actors always run as saved.
         lm: LM for all predictors, instead of the saved LMs.
         retriever: retriever to use instead of the saved retriever.
-        program: program that receives the saved state, if its class cannot be constructed from the saved arguments.
-        api_key_env: environment variables with keys that the program may send to its servers. The first variable is
-            used for the server at the URL, and for LMs that were saved with a key.
+        program: program that receives the saved state, if its class cannot be constructed from the
+            saved arguments.
+        api_key_env: environment variables with keys that the program may send to its servers. The
+            first variable is used for the server at the URL, and for LMs that were saved with a
+            key.
 
     Raises:
         ConfigError: the program would send a key that ``api_key_env`` does not allow.
-        ProgramError: the directory is not a saved program, its source no longer runs, or its retriever was not saved.
-        PolicyError: a policy is missing, its chat template has changed, or the server does not have it.
+        ProgramError: the directory is not a saved program, its source no longer runs, or its
+            retriever was not saved.
+        PolicyError: a policy is missing, its chat template has changed, or the server does not have
+            it.
         RetrievalError: the index is missing or belongs to a different corpus.
     """
     directory = Path(directory)
@@ -231,46 +250,38 @@ def _load(
 ) -> TrainedProgram:
     keys = [api_key_env] if isinstance(api_key_env, str) else list(api_key_env or ())
     records = saved["lms"] if lm is None else []
+    picks = saved.get("picks", {})
+    searches = saved.get("searches", {})
     searched = None
     if saved["retriever"]:
         searched = resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory)
-    _refuse_keys(
-        _policies_in([*records, *saved.get("picks", {}).values()]), keys, directory / _FILE
-    )
+    _refuse_keys(_policies_in([*records, *picks.values()]), keys, directory / _FILE)
     if retriever is None:
-        searches = [
-            record["settings"]
-            for record in saved.get("searches", {}).values()
-            if "settings" in record
-        ]
-        _refuse_keys(
-            [searched, *map(RetrieverSettings.model_validate, searches)], keys, directory / _FILE
-        )
+        states = [record["settings"] for record in searches.values() if "settings" in record]
+        retrievers = [searched, *map(RetrieverSettings.model_validate, states)]
+        _refuse_keys(retrievers, keys, directory / _FILE)
     program = program or _construct(saved["program"], directory, searched)
     if retriever is None and searched is not None:
         data = resolve_paths(DataSettings.model_validate(saved["data"]), directory)
         retriever = _retriever(searched, data, directory)
-    rm = _open_searches(program, saved.get("searches", {}), directory, retriever)
+    rm = _open_searches(program, searches, directory, retriever)
     if serve is not None and lm is None and not any("policy" in record for record in saved["lms"]):
         raise ConfigError(
             f"serve={serve!r}: no predictor of this program has a leret policy; remove serve"
         )
     servers = Servers()
     try:
-        fields = (
-            field for one in program.predictors() for field in one.signature.output_fields.values()
-        )
         native = saved["adapter"]["settings"].get("use_native_function_calling")
-        tools = bool(native) and any(field.annotation is dspy.ToolCalls for field in fields)
-        lms = [
-            open_lm(record, directory, serve, servers, next(iter(keys), None), tools)
-            for record in records
-        ]
-        by_place: dict[int | None, Any] = {None: None, **dict(enumerate(lms))}
-        _restore(program, saved["predictors"], lambda place: lm or by_place[place])
+        signatures = [predictor.signature for predictor in program.predictors()]
+        tools = bool(native) and any(map(takes_tools, signatures))
+        key = next(iter(keys), None)
+        lms: dict[int | None, Any] = {None: None}
+        for place, record in enumerate(records):
+            lms[place] = open_lm(record, directory, serve, servers, key, tools)
+        _restore(program, saved["predictors"], lambda place: lm or lms[place])
         for name, pick in named_picks(program).items():
-            record = saved.get("picks", {}).get(name)
-            pick.actor = pick.actor if record is None else open_policy(record, directory)
+            if picks.get(name) is not None:
+                pick.actor = open_policy(picks[name], directory)
         return TrainedProgram(program, load_adapter(saved["adapter"]), servers, rm)
     except BaseException:
         servers.close()
@@ -281,66 +292,70 @@ def _answered_by(
     program: dspy.Module, policies: Mapping[str, PolicySettings] | None, directory: Path
 ) -> dict[str, Any]:
     """Return records of the predictors, their LMs and the picks; also write the weights."""
-    parts, picks = _parts(program), named_picks(program)
+    parts = _parts(program)
+    picks = named_picks(program)
+    lms: dict[str, Any] = {}
+    actors = {}
     if policies is None:
-        lms: dict[str, Any] = {name: getattr(part, "lm", None) for name, part in parts.items()}
-        states = {
-            name: policy_state(pick.actor) for name, pick in picks.items() if pick.actor is not None
-        }
-        actors = {name: PolicySettings.model_validate(state) for name, state in states.items()}
+        for name, part in parts.items():
+            lms[name] = getattr(part, "lm", None)
+        for name, pick in picks.items():
+            if pick.actor is not None:
+                actors[name] = PolicySettings.model_validate(policy_state(pick.actor))
     else:
-        lms = {name: policies.get(name.removeprefix("self."), policies[""]) for name in parts}
-        actors = {name: policies.get(name, policies[""]) for name in picks}
-    places = {
-        lm: place
-        for place, lm in enumerate(dict.fromkeys(lm for lm in lms.values() if lm is not None))
-    }
-    greedy = {"temperature": 0.0}
-    return {
-        "predictors": {
-            name: {"state": {**part.dump_state(), "lm": None}, "lm": places.get(lms[name])}
-            for name, part in parts.items()
-        },
-        "lms": [
-            lm_record(lm, directory) if policies is None else policy_record(lm, directory, greedy)
-            for lm in places
-        ],
-        "picks": {
-            name: policy_record(one, directory, {}, keep=policies is None)
-            for name, one in actors.items()
-        },
-    }
+        for name in parts:
+            lms[name] = policies.get(name.removeprefix("self."), policies[""])
+        for name in picks:
+            actors[name] = policies.get(name, policies[""])
+
+    positions: dict[Any, int] = {}  # of each LM in the list of records
+    for lm in lms.values():
+        if lm is not None:
+            positions.setdefault(lm, len(positions))
+    predictors = {}
+    for name, part in parts.items():
+        state = {**part.dump_state(), "lm": None}
+        predictors[name] = {"state": state, "lm": positions.get(lms[name])}
+    if policies is None:
+        lm_records = [lm_record(lm, directory) for lm in positions]
+    else:
+        lm_records = [policy_record(lm, directory, {"temperature": 0.0}) for lm in positions]
+    pick_records = {}
+    for name, actor in actors.items():
+        pick_records[name] = policy_record(actor, directory, {}, keep=policies is None)
+    return {"predictors": predictors, "lms": lm_records, "picks": pick_records}
 
 
 def saved_policies(directory: Path) -> dict[str, PolicySettings]:
-    """Return a saved program's policies by predictor and pick, and the first for ``""``; empty for other paths."""
+    """Return a saved program's policies by predictor and pick, and the first for ``""``.
+
+    Empty for other paths.
+    """
     if not (directory / _FILE).is_file():
         return {}
     saved = _read(directory)
-    lms = {
-        name: saved["lms"][one["lm"]]
-        for name, one in saved["predictors"].items()
-        if one["lm"] is not None
-    }
-    records = {
-        name.removeprefix("self."): one for name, one in (lms | saved.get("picks", {})).items()
-    }
-    known = {name: one["policy"] for name, one in records.items() if "policy" in one}
-    policies = {
-        name: resolve_paths(PolicySettings.model_validate(one), directory)
-        for name, one in known.items()
-    }
-    return {"": next(iter(policies.values())), **policies} if policies else {}
+    records = {}
+    for name, predictor in saved["predictors"].items():
+        if predictor["lm"] is not None:
+            records[name] = saved["lms"][predictor["lm"]]
+    records |= saved.get("picks", {})
+    policies: dict[str, PolicySettings] = {}
+    for name, record in records.items():
+        if "policy" in record:
+            settings = PolicySettings.model_validate(record["policy"])
+            policies[name.removeprefix("self.")] = resolve_paths(settings, directory)
+    if not policies:
+        return {}
+    return {"": next(iter(policies.values())), **policies}
 
 
 def _policies_in(records: Sequence[Mapping[str, Any]]) -> list[PolicySettings]:
-    return [
-        PolicySettings.model_validate(record["policy"]) for record in records if "policy" in record
-    ]
+    states = [record["policy"] for record in records if "policy" in record]
+    return [PolicySettings.model_validate(state) for state in states]
 
 
 def _refuse_keys(settings: Sequence[Settings | None], allowed: Collection[str], file: Path) -> None:
-    """Raise ConfigError if validated settings send a key that is set in the environment and not ``allowed``."""
+    """Raise ConfigError if settings send a key that is in the environment and not ``allowed``."""
     for variable, urls in secrets_in(settings):
         if variable in os.environ and variable not in allowed:
             raise ConfigError(
@@ -363,8 +378,9 @@ def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:
             _LOG.warning(
                 "the retriever of %s is a %s, which cannot be saved; pass a retriever when you load the program: "
                 "leret.load(..., retriever=...)",
-                place or "dspy.settings.rm", type(retriever).__name__,
-            )  # fmt: skip
+                place or "dspy.settings.rm",
+                type(retriever).__name__,
+            )
     return records
 
 
@@ -372,21 +388,21 @@ def _open_searches(
     program: dspy.Module, records: Mapping[str, Any], directory: Path, retriever: Retriever | None
 ) -> Retriever | None:
     """Set the retriever of each search, and return the retriever for ``dspy.settings.rm``."""
-    known: dict[str, Retriever] = {}
+    retrievers: dict[str, Retriever] = {}
 
     def open_at(place: str) -> Retriever | None:
         record = records.get(place)
         if retriever is not None or record is None or "unsaved" in record:
             return retriever
         name = json.dumps(record)
-        if name not in known:
+        if name not in retrievers:
             try:
-                known[name] = reopen(record, directory)
+                retrievers[name] = reopen(record, directory)
             except LeretError as error:
                 raise ProgramError(
                     f"{error}; or pass another retriever: leret.load(..., retriever=...)"
                 ) from error
-        return known[name]
+        return retrievers[name]
 
     for place, search in _parts(program, Search).items():
         search.retriever = open_at(place) or search.retriever
@@ -399,7 +415,7 @@ def _open_searches(
 
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
-    """Return a program's stateful parts (like predictors) by attribute path, including parts of compiled programs."""
+    """Return a program's stateful parts (like predictors) by attribute path, compiled ones too."""
     parts = program.named_sub_modules(type_=kind)  # candidate programs from optimizers are left out
     return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
 
@@ -409,17 +425,15 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
     if source is None and kind.__module__.startswith(FILE_MODULE):
         source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))
     if source is not None:
-        folder, name = source.path.resolve().parent, source.path.name
-        beside = [path for path in source_files(source.path)[1:] if path.is_relative_to(folder)]
-        for target, path in [
-            (Path(name), source.path),
-            *((path.relative_to(folder), path) for path in beside),
-        ]:
-            (directory / target).parent.mkdir(parents=True, exist_ok=True)
-            with suppress(shutil.SameFileError):
-                shutil.copyfile(path, directory / target)
-        named = {"file": name, "digest": source_digest(directory / name), "class": source.name}
-        return {**named, "arguments": source.arguments, "values": {}}
+        _copy_source(source.path, directory)
+        file = source.path.name
+        return {
+            "file": file,
+            "digest": source_digest(directory / file),
+            "class": source.name,
+            "arguments": source.arguments,
+            "values": {},
+        }
     values = _values(program)
     try:
         return {"class": path_of(kind), "arguments": _arguments(program), "values": values}
@@ -429,70 +443,80 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
         return {"class": kind.__name__, "arguments": None, "reason": f"{error}", "values": values}
 
 
+def _copy_source(path: Path, directory: Path) -> None:
+    """Copy a program's file, and the modules it imports from its own folder or below."""
+    folder = path.resolve().parent
+    copies = {directory / path.name: path}
+    for module in source_files(path)[1:]:
+        if module.is_relative_to(folder):
+            copies[directory / module.relative_to(folder)] = module
+    for target, source in copies.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(shutil.SameFileError):
+            shutil.copyfile(source, target)
+
+
 def _values(program: dspy.Module) -> dict[str, Any]:
-    return {
-        f"{place}.{name}": value
-        for place, part in _parts(program, dspy.Module).items()
-        if not isinstance(part, Parameter)
-        for name, value in vars(part).items()
-        if plain_value(value)
-        and not isinstance(value, list | dict)
-        and not name.startswith("_")
-        and name != "run_dir"
-    }
+    values = {}
+    for place, part in _parts(program, dspy.Module).items():
+        if isinstance(part, Parameter):
+            continue
+        for name, value in vars(part).items():
+            if name.startswith("_") or name == "run_dir" or isinstance(value, list | dict):
+                continue
+            if plain_value(value):
+                values[f"{place}.{name}"] = value
+    return values
 
 
 def _arguments(program: dspy.Module) -> dict[str, Any]:
+    attributes = vars(program)
+    parameters = inspect.signature(type(program).__init__).parameters
     arguments = {}
-    for name, parameter in list(inspect.signature(type(program).__init__).parameters.items())[1:]:
-        if name == "callbacks" or parameter.kind in {
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        }:
+    for name, parameter in list(parameters.items())[1:]:
+        is_variadic = parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+        if is_variadic or name == "callbacks":
             continue
-        value = vars(program).get(name, parameter.default)
-        if value is parameter.empty or (name in vars(program) and not plain_value(value)):
+        value = attributes.get(name, parameter.default)
+        if value is parameter.empty or (name in attributes and not plain_value(value)):
             raise ProgramError(
                 f"the argument {name} of {type(program).__name__} is not stored as a JSON value"
             )
-        if name in vars(program):
+        if name in attributes:
             arguments[name] = value
     return arguments
 
 
 def _construct(
-    entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None
+    record: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None
 ) -> dspy.Module:
-    advice = f"pass a program for the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
-    if entry["arguments"] is None:
-        raise ProgramError(f"{entry['reason']}; {advice}")
-    if "file" in entry:
-        if (directory / entry["file"]).resolve().parent != directory.resolve():
+    name = record["class"]
+    arguments = record["arguments"]
+    kind = name.rpartition(":")[2]
+    advice = f"pass a program for the saved state: leret.load(..., program={kind}(...))"
+    if arguments is None:
+        raise ProgramError(f"{record['reason']}; {advice}")
+    if "file" in record:
+        file = directory / record["file"]
+        if file.resolve().parent != directory.resolve():
             raise ProgramError(
-                f"{directory / _FILE}: the program's file {entry['file']} is not in this directory"
+                f"{directory / _FILE}: the program's file {record['file']} is not in this directory"
             )
-        if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
-            raise ProgramError(
-                f"{directory / entry['file']} or a module it imports has changed since saving; {advice}"
-            )
-        keys: dict[str, Any] = (
-            {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
-        )
-        program = load_program(
-            directory / entry["file"], entry["class"], entry["arguments"], **keys
-        )
+        if record.get("digest") not in {None, source_digest(file)}:
+            raise ProgramError(f"{file} or a module it imports has changed since saving; {advice}")
+        keys: dict[str, Any] = {}
+        if searched is not None:
+            keys = {"k": searched.k, "exclude_seen": searched.exclude_seen}
+        program = load_program(file, name, arguments, **keys)
     else:
         try:
-            program = class_at(entry["class"], dspy.Module)(**entry["arguments"])
+            program = class_at(name, dspy.Module)(**arguments)
         except (ProgramError, TypeError, ValueError) as error:
-            raise ProgramError(
-                f"{entry['class']} cannot be constructed again ({error}); {advice}"
-            ) from error
+            raise ProgramError(f"{name} cannot be constructed again ({error}); {advice}") from error
     for place, value in _values(program).items():
-        if entry["values"].get(place, value) != value:
-            raise ProgramError(
-                f"{place} is {value!r} but was saved as {entry['values'][place]!r}; {advice}"
-            )
+        saved = record["values"].get(place, value)
+        if saved != value:
+            raise ProgramError(f"{place} is {value!r} but was saved as {saved!r}; {advice}")
     return program
 
 
@@ -512,14 +536,18 @@ def _restore(
 
 
 def _retriever(settings: RetrieverSettings, data: DataSettings, directory: Path) -> Retriever:
-    corpus = load_corpus(data) if settings.needs_corpus or data.corpus_file is not None else None
-    return with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
+    corpus = None
+    if settings.needs_corpus or data.corpus_file is not None:
+        corpus = load_corpus(data)
+    retriever = load_retriever(settings, corpus, directory / "cache")
+    return with_cache(retriever, settings)
 
 
 def _write(directory: Path, value: Mapping[str, Any]) -> None:
     value = {"version": _VERSION, "dspy": dspy.__version__, **value}
     try:
-        write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(value, indent=1, ensure_ascii=False)
+        write_atomically(directory / _FILE, text + "\n")
     except (TypeError, ValueError) as error:
         raise ProgramError(
             f"the state of the program is not JSON ({error}); check its demos"

@@ -1,6 +1,7 @@
 """Program calls that leret records: searches, and calls of LMs other than the predictors' LMs.
 
-Searches are made with `Search`, `search_tool` or ``dspy.settings.rm``. A repeated call is sent only once per path.
+Searches are made with `Search`, `search_tool` or ``dspy.settings.rm``. A repeated call is sent only
+once per path.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property, partial, wraps
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import dspy
@@ -23,7 +25,10 @@ from leret.retrieval.base import Retriever
 
 
 class Observer(Protocol):
-    """Answers searches and tool calls while leret runs a program; ``dspy.settings`` holds the observer."""
+    """Answers searches and tool calls while leret runs a program.
+
+    ``dspy.settings`` holds the observer.
+    """
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking: ...
 
@@ -52,7 +57,10 @@ class Found:
 
     @cached_property
     def ranking(self) -> Ranking:
-        """All passages by descending retriever score, without duplicates. The other properties use the same order."""
+        """All passages by descending retriever score, without duplicates.
+
+        The other properties use the same order.
+        """
         return merge(self.searches)
 
     @property
@@ -74,8 +82,11 @@ class Found:
 
     @property
     def passages(self) -> list[str]:
-        ranking = merge(self.searches) if self.searches else ()
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
+        texts = []
+        for passage in self.ranking:
+            title = f"{passage.title} | " if passage.title else ""
+            texts.append(title + passage.text)
+        return texts
 
 
 class Search(dspy.Module):
@@ -83,16 +94,24 @@ class Search(dspy.Module):
 
     Args:
         k: passages per search.
-        exclude_seen: whether to skip documents from earlier searches, so that each search adds ``k`` new passages.
-        retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it runs the program.
-        one_document: whether to return only passages with the best passage's title: the parts of one document.
-        candidates: whether the passages are candidates for a `leret.Pick`; rewards and measures count only picked ones.
+        exclude_seen: whether to skip documents from earlier searches, so that each search adds
+            ``k`` new passages.
+        retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it
+            runs the program.
+        one_document: whether to return only passages with the best passage's title: the parts of
+            one document.
+        candidates: whether the passages are candidates for a `leret.Pick`; rewards and measures
+            count only picked ones.
     """
 
     def __init__(
-        self, k: int = 3, exclude_seen: bool = False, retriever: Retriever | None = None, one_document: bool = False,
+        self,
+        k: int = 3,
+        exclude_seen: bool = False,
+        retriever: Retriever | None = None,
+        one_document: bool = False,
         candidates: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.k = k
         self.exclude_seen = exclude_seen
@@ -101,35 +120,42 @@ class Search(dspy.Module):
         self.candidates = candidates
 
     def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search like ``forward``, but skip DSPy's slow bookkeeping while leret runs the program."""
+        """Search like ``forward``, without DSPy's slow bookkeeping in leret's runs."""
         if settings_here().get("_leret_run") is not None:
             return type(self).forward(self, query, results)
         answer: Found = super().__call__(query, results)
         return answer
 
     def forward(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search once per query and return all passages so far; a list of queries counts as one hop."""
-        before = results.searches if results is not None else ()
-        searches: tuple[Ranking, ...] = before
+        """Search once per query and return all passages so far.
+
+        A list of queries counts as one hop.
+        """
+        searches: tuple[Ranking, ...] = ()
+        if results is not None:
+            searches = results.searches
+        n_before = len(searches)
         watching: Observer | None = settings_here().get("_leret_run") or watching_run()
         queries = (query,) if isinstance(query, str) else tuple(map(str, query))
         fields = vars(self)  # attribute lookup on DSPy modules is slow
-        n, exclude_seen, retriever = fields["k"], fields["exclude_seen"], fields["retriever"]
+        n = fields["k"]
+        retriever = fields["retriever"]
         for text in queries:
-            seen = {p.doc_id for ranking in searches for p in ranking} if exclude_seen else ()
+            seen: set[str] = set()
+            if fields["exclude_seen"]:
+                seen = {passage.doc_id for passage in chain.from_iterable(searches)}
             k = n + len(seen)
             added = (
                 self._retrieve(text, k) if watching is None else watching.search(text, k, retriever)
             )
             if seen or len(added) > n:
-                added = tuple([p for p in added if p.doc_id not in seen])[:n]
-            if added and fields["one_document"]:
-                added = tuple(
-                    [p for p in added if p is added[0] or (p.title and p.title == added[0].title)]
-                )
+                unseen = [passage for passage in added if passage.doc_id not in seen]
+                added = tuple(unseen[:n])
+            if fields["one_document"]:
+                added = _of_best_document(added)
             searches = (*searches, added)
         if watching is not None and queries and not fields["candidates"]:
-            watching.add(queries, searches[len(before) :])
+            watching.add(queries, searches[n_before:])
         return Found(searches)
 
     def _retrieve(self, query: str, k: int) -> Ranking:
@@ -145,19 +171,29 @@ class Search(dspy.Module):
         return Search(self.k, self.exclude_seen, self.retriever, self.one_document, self.candidates)
 
 
+def _of_best_document(ranking: Ranking) -> Ranking:
+    """Return the first passage and the passages with its title."""
+    if not ranking:
+        return ranking
+    best = ranking[0]
+    if not best.title:
+        return (best,)
+    return tuple([passage for passage in ranking if passage.title == best.title])
+
+
 def search_tool(
     fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None
 ) -> Any:
-    """Wrap a search function (sync or async), a ``dspy.Tool`` or another callable so that leret records its results.
+    """Wrap a search function (sync or async), ``dspy.Tool`` or callable to record its results.
 
-    Outside leret, the wrapper behaves like the callable and has its name, signature and docstring, so `dspy.ReAct` and
-    `dspy.Tool` accept the wrapper. While leret runs a program, each query is sent once, even if the program is
-    replayed, and rewards use the recorded results.
+    Outside leret, the wrapper behaves like the callable and has its name, signature and docstring,
+    so `dspy.ReAct` and `dspy.Tool` accept the wrapper. While leret runs a program, each query is
+    sent once, even if the program is replayed, and rewards use the recorded results.
 
     Args:
         fn: callable that returns rows; if omitted, a decorator is returned.
-        ids: function that maps a row to a document id; by default the id is ``doc_id``, ``pid``, ``id`` or ``title``,
-            or the text up to `` | ``.
+        ids: function that maps a row to a document id; by default the id is ``doc_id``, ``pid``,
+            ``id`` or ``title``, or the text up to `` | ``.
         name: tool name, for a callable without a name.
     """
     if fn is None:
@@ -171,24 +207,28 @@ def search_tool(
     is_async = inspect.iscoroutinefunction(target)
 
     def watched(watching: Observer, args: Any, kwargs: Any) -> Any:
-        ask = (
-            (lambda: submit(fn(*args, **kwargs)).result())
-            if is_async
-            else lambda: fn(*args, **kwargs)
-        )
+        def ask() -> Any:
+            answer = fn(*args, **kwargs)
+            return submit(answer).result() if is_async else answer
+
         rows = watching.call_tool(label, [args, kwargs], ask)
-        watching.add((" ".join(map(str, (*args, *kwargs.values()))),), (ranking_of(rows, ids),))
+        query = " ".join(map(str, (*args, *kwargs.values())))
+        watching.add((query,), (ranking_of(rows, ids),))
         return rows
 
     @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
         run = watching_run()
-        return fn(*args, **kwargs) if run is None else watched(run, args, kwargs)
+        if run is None:
+            return fn(*args, **kwargs)
+        return watched(run, args, kwargs)
 
     @wraps(target)
     async def acall(*args: Any, **kwargs: Any) -> Any:
         run = watching_run()
-        return await fn(*args, **kwargs) if run is None else watched(run, args, kwargs)
+        if run is None:
+            return await fn(*args, **kwargs)
+        return watched(run, args, kwargs)
 
     wrapper = acall if is_async else call
     wrapper.__name__ = label
@@ -196,23 +236,31 @@ def search_tool(
 
 
 def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> Ranking:
-    """Convert search rows to passages. Rows without a ``score`` get 1, 1/2, 1/3, ... by position."""
+    """Convert search rows to passages.
+
+    Rows without a ``score`` get 1, 1/2, 1/3, ... by position.
+    """
     passages = []
     for place, row in enumerate(rows, start=1):
         doc_id = ids(row) if ids is not None else _document_of(row)
+        title = _get(row, "title") or ""
+        text = row if isinstance(row, str) else ""
+        text = _get(row, "long_text") or _get(row, "text") or text
         score = _get(row, "score")
-        title, text = _get(row, "title") or "", _get(row, "long_text") or _get(row, "text") or ""
-        value = float(score) if isinstance(score, int | float) else 1.0 / place
+        if not isinstance(score, int | float):
+            score = 1.0 / place
         parent = _get(row, "parent")
-        body = str(text or (row if isinstance(row, str) else ""))
-        passages.append(
-            Passage(str(doc_id), str(title), body, value, None if parent is None else str(parent))
-        )
+        if parent is not None:
+            parent = str(parent)
+        passages.append(Passage(str(doc_id), str(title), str(text), float(score), parent))
     return tuple(passages)
 
 
 def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
-    """Answer a search by `dspy.Retrieve`; this function is ``dspy.settings.rm`` while leret runs a program."""
+    """Answer a search by `dspy.Retrieve`.
+
+    This function is ``dspy.settings.rm`` while leret runs a program.
+    """
     watching: Observer | None = watching_run()
     if watching is None:
         raise ProgramError(
@@ -236,11 +284,13 @@ def _document_of(row: Any) -> str:
 
 
 def _get(row: Any, name: str) -> Any:
-    return row.get(name) if hasattr(row, "get") else getattr(row, name, None)
+    if hasattr(row, "get"):
+        return row.get(name)
+    return getattr(row, name, None)
 
 
 def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of an LM that sends requests through the active run, so identical requests are sent once."""
+    """Return a copy of an LM that sends identical requests of a run only once."""
     kind: Any = type(lm)
     if isinstance(lm, StandInLM) or getattr(kind, "is_recorded", False):
         return lm
@@ -269,17 +319,18 @@ def record_lms(program: dspy.Module) -> None:
     """Replace the LMs on a program's modules, except the predictors' LMs, with recorded copies."""
     for _, module in program.named_sub_modules():
         for name, value in list(vars(module).items()):
-            if not (isinstance(module, dspy.Predict) and name == "lm"):
-                vars(module)[name] = _with_recorded(value)
+            if isinstance(module, dspy.Predict) and name == "lm":
+                continue
+            vars(module)[name] = _with_recorded(value)
 
 
 def _with_recorded(value: Any) -> Any:
     if isinstance(value, dspy.BaseLM):
         return recorded_lm(value)
-    if type(value) in (list, tuple) and any(isinstance(one, dspy.BaseLM) for one in value):
+    if type(value) in (list, tuple) and any(isinstance(item, dspy.BaseLM) for item in value):
         return type(value)(map(_with_recorded, value))
-    if type(value) is dict and any(isinstance(one, dspy.BaseLM) for one in value.values()):
-        return {name: _with_recorded(one) for name, one in value.items()}
+    if type(value) is dict and any(isinstance(item, dspy.BaseLM) for item in value.values()):
+        return {name: _with_recorded(item) for name, item in value.items()}
     return value
 
 

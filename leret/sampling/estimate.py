@@ -39,7 +39,8 @@ class SampleEstimate:
         lm_calls: completions, including completions for the prompt bank.
         bank_share: share of the prompt bank in ``lm_calls``.
         stored_samples: samples in the store, from all policies.
-        prompt_tokens: length of the longest few-shot prompt tried; None if the policy is not in a local directory.
+        prompt_tokens: length of the longest few-shot prompt tried; None if the policy is not in a
+            local directory.
     """
 
     questions: int
@@ -111,7 +112,10 @@ def _bank_notes(share: float, n_candidates: int) -> list[str]:
 
 
 def steps_of(environment: Environment) -> int | None:
-    """Count LM calls in a program run with made-up outputs and empty rankings; None if the program fails on them."""
+    """Count LM calls in a program run with made-up outputs and empty rankings.
+
+    None if the program fails on them.
+    """
     needs, why = _made_up_path(environment, Task.question("?", "?"), iter(()))
     return None if why else len(needs)
 
@@ -136,7 +140,7 @@ def _made_up_path(
 
 
 def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
-    """Return the maximum length of prompts built with passages of the corpus, and the policy's context length."""
+    """Return the length of the longest prompt with the corpus's passages, and the context length."""
     policy, formatter, settings = (
         environment.recipe.policy,
         environment.formatter,
@@ -161,13 +165,14 @@ def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int |
     longest = 0
     for question in questions:
         for need in _made_up_path(environment, question, passages)[0]:
-            name, known = need.predictor, demos[need.predictor]
+            name = need.predictor
+            examples = demos[name]
             if name in environment.replay.picks or name in environment.recipe.policies:
                 continue
             zero_shot.encode(formatter.messages(need))
-            messages = formatter.messages(need, Prompt("1", {name: known[:n_demos]}))
+            messages = formatter.messages(need, Prompt("1", {name: examples[:n_demos]}))
             longest = max(longest, len(few_shot.encode(messages).token_ids))
-            known.append(
+            examples.append(
                 {**need.inputs, **dict.fromkeys(need.call.signature.output_fields, question.text)}
             )
     return longest or None, positions

@@ -1,7 +1,8 @@
 """`leret rescore`: compute the rewards of a run's samples again, without LM calls, and build new pairs.
 
-Predictions are not stored, so the program is replayed on the stored completions if a reward reads predictions.
-Final rewards keep their stored values, because the continuations that they average are not stored.
+Predictions are not stored, so the program is replayed on the stored completions if a reward reads
+predictions. Final rewards keep their stored values, because the continuations that they average are
+not stored.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _REST = ("final", "q", "logp")
 class RescoreReport:
     """Results of `leret rescore`.
 
-    ``other_choices`` counts states where the path would have continued with another sample under the new reward.
+    ``other_choices`` counts states where the path would have continued with another sample under
+    the new reward.
     """
 
     samples: int
@@ -59,28 +61,33 @@ class RescoreReport:
 def rescore(
     run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None
 ) -> RescoreReport:
-    """Score a run's samples with ``reward`` (default: the run's reward, whose code may have changed).
+    """Score a run's samples with ``reward`` (default: the run's; its code may have changed).
 
-    One commit updates all rewards and the run's recipe. R/preferences is deleted before it and rebuilt after it.
+    One commit updates all rewards and the run's recipe. R/preferences is deleted before it and
+    rebuilt after it.
 
     Raises:
-        ConfigError: the reward is unknown or has no value for a sample, or the run's credit is ``final`` or ``return``.
-        RunError: the run has no samples or is being sampled, or its program, corpus or questions have changed.
+        ConfigError: the reward is unknown or has no value for a sample, or the run's credit is
+            ``final`` or ``return``.
+        RunError: the run has no samples or is being sampled, or its program, corpus or questions
+            have changed.
     """
-    began, progress = time.monotonic(), progress or Progress()
+    began = time.monotonic()
+    progress = progress or Progress()
     recipe = sampling_recipe_of(run)
     if reward is not None:
-        recipe = recipe.model_copy(
-            update={"sampling": recipe.sampling.model_copy(update={"reward": reward})}
-        )
+        sampling = recipe.sampling.model_copy(update={"reward": reward})
+        recipe = recipe.model_copy(update={"sampling": sampling})
     recipe = resolve_paths(recipe, Path.cwd())
-    if (credit := recipe.sampling.credit) in {"final", "return"}:
+    settings = recipe.sampling
+    if settings.credit in {"final", "return"}:
         raise ConfigError(
-            f"sampling.credit is {credit}: its rewards cannot be recomputed; sample again into a new run"
+            f"sampling.credit is {settings.credit}: its rewards cannot be recomputed; "
+            "sample again into a new run"
         )
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
-        pass_over = _Rescoring(environment, store, scoring(recipe.sampling.reward, "--reward"))
+        pass_over = _Rescoring(environment, store, scoring(settings.reward, "--reward"))
         progress.start("rescoring", len(store.question_ids()))
         new = asyncio.run(pass_over.samples(progress))
         progress.finish()
@@ -93,29 +100,37 @@ def rescore(
         store.put_rewards(new, name)
         store.flush()
     run.update()
-    settings = recipe.sampling
-    pairing = {
-        "strategy": settings.strategy,
-        "margin": settings.margin,
-        "max_pairs": settings.max_pairs,
-    }
-    how: dict[str, Any] = {**pairing, **run.manifest.preferences}
-    pairs = build_preferences(run, how["strategy"], how["margin"], how["max_pairs"])
-    counts = pass_over.n_samples, pass_over.n_changed, pass_over.n_states, pass_over.n_other_choices
-    seconds = round(time.monotonic() - began, 3)
+    pairing = run.manifest.preferences
+    pairs = build_preferences(
+        run,
+        pairing.get("strategy", settings.strategy),
+        pairing.get("margin", settings.margin),
+        pairing.get("max_pairs", settings.max_pairs),
+    )
     report = RescoreReport(
-        *counts, pairs.mean_reward, pairs.pairs, pairs.no_spread, seconds, tuple(pass_over.notes())
+        samples=pass_over.n_samples,
+        changed=pass_over.n_changed,
+        states=pass_over.n_states,
+        other_choices=pass_over.n_other_choices,
+        mean_reward=pairs.mean_reward,
+        pairs=pairs.pairs,
+        no_spread=pairs.no_spread,
+        seconds=round(time.monotonic() - began, 3),
+        notes=tuple(pass_over.notes()),
     )
     run.event("sample", "rescored", **asdict(report))
     return report
 
 
 class _PredictionRead(BaseException):
-    """A reward read a field that is not stored. This is a BaseException, so that user code does not catch it."""
+    """A reward read a field that is not stored.
+
+    This is a BaseException, so that user code does not catch it.
+    """
 
 
 class _Unfinished(Outcome):
-    """An outcome that raises `_PredictionRead` if its prediction or deep rankings, which are not stored, are read."""
+    """An outcome that raises `_PredictionRead` if its prediction or deep rankings are read."""
 
     __slots__ = ()
 
@@ -128,7 +143,9 @@ class _Unfinished(Outcome):
 class _Rescoring:
     def __init__(self, environment: Environment, store: Store, step: Scoring) -> None:
         settings = environment.recipe.sampling
-        self._environment, self._store, self._seed = environment, store, settings.seed
+        self._environment = environment
+        self._store = store
+        self._seed = settings.seed
         self._crediting = Crediting(step, None, settings.final_weight)
         self._functions = self._crediting.functions
         self._tasks = {task.id: task for task in environment.tasks(check=False)}
@@ -151,10 +168,12 @@ class _Rescoring:
     async def samples(self, progress: Progress) -> list[Sample]:
         changed: list[Sample] = []
         with self._resources:
-            for (policy, name), members in groupby(
+            by_question = groupby(
                 self._store.groups(), lambda group: (group.policy_digest, group.state.task_id)
-            ):
-                task, groups = self._tasks.get(name), list(members)
+            )
+            for (policy, name), members in by_question:
+                groups = list(members)
+                task = self._tasks.get(name)
                 if task is None:
                     raise RunError(
                         f"question {name} was sampled but is not in the run's data; fix data.questions"
@@ -169,28 +188,28 @@ class _Rescoring:
     async def _scored(
         self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
     ) -> dict[str, Sample]:
-        """Return samples with new reward parts, by id; replays the program if a reward reads unstored fields."""
-        samples = [
-            sample
-            for group in groups
-            for sample in group.samples
-            if _is_scored(sample, by_end=False)
-        ]
+        """Return samples with new reward parts, by id.
+
+        Replays the program if a reward reads unstored fields.
+        """
+        samples: list[Sample] = []
+        for group in groups:
+            samples += [sample for sample in group.samples if _is_scored(sample, by_end=False)]
+        scored = {}
         if self._runner is None:
             try:
-                return {
-                    sample.id: self._with_parts(task, sample, _Unfinished) for sample in samples
-                }
+                for sample in samples:
+                    scored[sample.id] = self._with_parts(task, sample, _Unfinished)
+                return scored
             except _PredictionRead:
-                searches = self._resources.enter_context(
-                    closing(SearchBatcher(self._environment.retriever))
-                )
+                searches = SearchBatcher(self._environment.retriever)
+                self._resources.enter_context(closing(searches))
                 self._runner = self._environment.runner(searches)
         ends = await _ends(self._runner, task, groups, chosen, self._crediting.step.depth)
-        return {
-            sample.id: self._with_parts(task, sample, partial(Outcome, **ends.get(sample.id, {})))
-            for sample in samples
-        }
+        for sample in samples:
+            make_outcome = partial(Outcome, **ends.get(sample.id, {}))
+            scored[sample.id] = self._with_parts(task, sample, make_outcome)
+        return scored
 
     def _group(
         self, task: Task, group: StateSamples, chosen: str | None, scored: Mapping[str, Sample]
@@ -199,44 +218,55 @@ class _Rescoring:
         old = [sample for sample in group.samples if sample.id in scored]
         if not old:
             return []
-        new = self._crediting.rewards([scored[sample.id] for sample in old], credit_of(old[0]))
-        known = {sample.id: sample for sample in new}
+        credit = credit_of(old[0])
+        new = self._crediting.rewards([scored[sample.id] for sample in old], credit)
         if chosen is not None:
-            samples = [known.get(sample.id, sample) for sample in group.samples]
-            to_end = self._to_end or credit_of(old[0]) != "step"
+            by_id = {sample.id: sample for sample in new}
+            samples = [by_id.get(sample.id, sample) for sample in group.samples]
+            to_end = self._to_end or credit != "step"
             now = select_next(samples, task, self._seed, group.state.draw, through_solved=to_end)
-            self.n_other_choices += now is not None and now.id != chosen
+            if now is not None and now.id != chosen:
+                self.n_other_choices += 1
         self.n_states += 1
         self.n_samples += len(new)
-        self.n_changed += sum(
-            one.reward != before.reward for one, before in zip(new, old, strict=True)
-        )
-        return [one for one, before in zip(new, old, strict=True) if one != before]
+        changed = []
+        for sample, before in zip(new, old, strict=True):
+            if sample.reward != before.reward:
+                self.n_changed += 1
+            if sample != before:
+                changed.append(sample)
+        return changed
 
     def _with_parts(
         self, task: Task, sample: Sample, make_outcome: Callable[..., Outcome]
     ) -> Sample:
-        documents = [self._corpus.get(doc_id) for doc_id in sample.doc_ids]
-        ranking = tuple(
-            Passage(doc_id, document.title, document.text, score, document.parent)
-            if document
-            else Passage(doc_id, "", "", score)
-            for doc_id, score, document in zip(
-                sample.doc_ids, sample.scores, documents, strict=True
-            )
-        )
+        ranking = []
+        for doc_id, score in zip(sample.doc_ids, sample.scores, strict=True):
+            passage = Passage(doc_id, "", "", score)
+            document = self._corpus.get(doc_id)
+            if document:
+                passage = passage._replace(
+                    title=document.title, text=document.text, parent=document.parent
+                )
+            ranking.append(passage)
         outcome = make_outcome(
-            task=task, text=sample.completion or "", outputs=dict(sample.outputs), ranking=ranking,
+            task=task,
+            text=sample.completion or "",
+            outputs=dict(sample.outputs),
+            ranking=tuple(ranking),
             n_steps=sample.step + 1,
-        )  # fmt: skip
-        rest = {n: v for n, v in sample.components.items() if n in _REST or n.startswith(PREFIX)}
-        return replace(sample, components={**values_of(self._functions, outcome), **rest})
+        )
+        components = values_of(self._functions, outcome)
+        for name, value in sample.components.items():
+            if name in _REST or name.startswith(PREFIX):
+                components[name] = value
+        return replace(sample, components=components)
 
 
 def _is_scored(sample: Sample, by_end: bool) -> bool:
-    return (
-        sample.reward is not None and sample.is_sampled and (credit_of(sample) == "final") == by_end
-    )
+    if sample.reward is None or not sample.is_sampled:
+        return False
+    return (credit_of(sample) == "final") == by_end
 
 
 async def _ends(
@@ -246,7 +276,7 @@ async def _ends(
     chosen: Mapping[int, str | None],
     depth: int,
 ) -> dict[str, dict[str, Any]]:
-    """Return each sample's deep rankings, and its prediction if the program ended after it, by sample id."""
+    """Return deep rankings by sample id, and predictions where the program ended."""
     from leret.programs.needs import Finished
     from leret.rollouts.walk import Point, begin, walk
 
@@ -260,11 +290,12 @@ async def _ends(
             if sample.completion is None or sample.failure is not None:
                 continue
             after = await point.after(runner, point.reach(runner, sample.completion))
-            ended = (
-                {"prediction": after.need.prediction} if isinstance(after.need, Finished) else {}
-            )
-            deep = await runner.deep(after.need, sample.step + 1, depth) if depth else ()
-            ends[sample.id] = {**ended, "deep": deep}
+            end: dict[str, Any] = {"deep": ()}
+            if isinstance(after.need, Finished):
+                end["prediction"] = after.need.prediction
+            if depth:
+                end["deep"] = await runner.deep(after.need, sample.step + 1, depth)
+            ends[sample.id] = end
             if sample.id == chosen.get(sample.step):
                 following = after
         return following

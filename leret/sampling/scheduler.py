@@ -1,7 +1,8 @@
 """Sampling many questions concurrently, each on its own path.
 
-Every step first looks up stored samples, so a stopped and resumed run gives the same result as an uninterrupted run.
-If samples of a question fail in an outage, the question waits at that state until the run is resumed.
+Every step first looks up stored samples, so a stopped and resumed run gives the same result as an
+uninterrupted run. If samples of a question fail in an outage, the question waits at that state
+until the run is resumed.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ _WAIT = ("policy", "retrieval")
 class Scheduler:
     """Samples tasks into a store.
 
-    ``max_error_rate`` is the maximum share of failed samples, not counting unparsed completions (None: no limit).
-    ``max_unparsed_rate`` is the maximum share of unparsed completions. ``check_path`` checks the first tasks' paths.
+    ``max_error_rate`` is the maximum share of failed samples, not counting unparsed completions
+    (None: no limit). ``max_unparsed_rate`` is the maximum share of unparsed completions.
+    ``check_path`` checks the first tasks' paths.
     """
 
     runner: ProgramRunner
@@ -49,7 +51,7 @@ class Scheduler:
     max_error_rate: float | None
     max_unparsed_rate: float = 1.0
     check_path: Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]] | None = None
-    facts: Callable[[], Mapping[str, float | int | str]] = dict
+    usage_now: Callable[[], Mapping[str, float | int | str]] = dict
     _begun: set[str] = field(default_factory=set)
     _n_searches: list[int] = field(default_factory=list)
 
@@ -62,20 +64,21 @@ class Scheduler:
         self._begun = self.store.begun(self.sampler.policy_digest)
         stats = SamplingStats(policy_digest=self.sampler.policy_digest)
 
-        async def one(task: Task, check: bool = False) -> None:
+        async def sample(task: Task, check: bool = False) -> None:
             await self._walk(task, stats, check)
             stats.questions += 1
             counts = {"failures": stats.failures.total(), "samples": stats.samples}
-            progress.advance(1, mean_reward=stats.mean_reward, **counts, **self.facts())
+            progress.advance(1, mean_reward=stats.mean_reward, **counts, **self.usage_now())
 
         saving = asyncio.create_task(self._save_repeatedly())
         try:
             with gc_frozen():
                 rest = (task for task in tasks if task.id not in done)
                 if self.check_path is not None:
-                    await for_each(islice(rest, _CHECKED), partial(one, check=True), concurrency)
+                    checked = islice(rest, _CHECKED)
+                    await for_each(checked, partial(sample, check=True), concurrency)
                     self._refuse_unseen_searches()
-                await for_each(rest, one, concurrency)
+                await for_each(rest, sample, concurrency)
         finally:
             saving.cancel()
             self.store.flush()
@@ -86,24 +89,17 @@ class Scheduler:
         """Commit repeatedly, so that a killed run loses at most the samples of the last moment."""
         while True:
             await asyncio.sleep(_SAVE_S)
-            with suppress(
-                RunError
-            ):  # unwritten rows stay in memory, and the next sample raises the error
+            with suppress(RunError):  # rows stay in memory, and the next sample raises the error
                 self.store.flush()
 
     async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
         fresh = task.id not in self._begun
-        known = (
-            {}
-            if fresh
-            else {
-                step.step: step for step in self.store.visits(self.sampler.policy_digest, task.id)
-            }
-        )
-
-        path = await walk(
-            begin(self.runner, task, check=check, fresh=fresh), partial(self._visit, stats, known)
-        )
+        visits: dict[int, PathStep] = {}
+        if not fresh:
+            stored = self.store.visits(self.sampler.policy_digest, task.id)
+            visits = {visit.step: visit for visit in stored}
+        start = begin(self.runner, task, check=check, fresh=fresh)
+        path = await walk(start, partial(self._visit, stats, visits))
         if path.failure is not None:
             stats.fail(path.failure)
             stats.waiting += 1
@@ -120,15 +116,16 @@ class Scheduler:
             await self.check_path(task, end.steps, end.results)
 
     async def _visit(
-        self, stats: SamplingStats, known: Mapping[int, PathStep], point: Point
+        self, stats: SamplingStats, visits: Mapping[int, PathStep], point: Point
     ) -> Point | None:
         assert isinstance(point.need, NeedsCompletion)
-        task, step = point.task, len(point.steps)
+        task = point.task
+        step = len(point.steps)
         state = self.runner.state(task, point.need, step, point.parent)
         self.store.put_state(state)
         samples = await self.sampler.sample_state(point, state)
         stats.count(samples)
-        before = known.get(step)
+        before = visits.get(step)
         if before is not None and before.state_id == state.id:
             chosen = next((sample for sample in samples if sample.id == before.chosen), None)
         elif any(sample.failure and sample.failure.kind in _WAIT for sample in samples):
@@ -137,63 +134,71 @@ class Scheduler:
         else:
             to_end = bool(self.sampler.credits - {"step"})
             chosen = select_next(samples, task, self.seed, state.draw, through_solved=to_end)
-        following = None if chosen is None else await self.sampler.next_point(point, chosen)
+        following = None
+        if chosen is not None:
+            following = await self.sampler.next_point(point, chosen)
         if following is not None:
             outcome = "next" if isinstance(following.need, NeedsCompletion) else "finished"
+        elif any(task.is_solved_by(sample.doc_ids) for sample in samples):
+            outcome = "solved"
         else:
-            outcome = (
-                "solved"
-                if any(task.is_solved_by(sample.doc_ids) for sample in samples)
-                else "stuck"
-            )
-        name = None if chosen is None else chosen.id
-        self.store.put_visit(
-            PathStep(
-                task.id, step, self.sampler.policy_digest, state.id, point.parent, name, outcome
-            )
+            outcome = "stuck"
+        visit = PathStep(
+            question_id=task.id,
+            step=step,
+            policy_digest=self.sampler.policy_digest,
+            state_id=state.id,
+            parent=point.parent,
+            chosen=None if chosen is None else chosen.id,
+            outcome=outcome,
         )
+        self.store.put_visit(visit)
         return following
 
     def _note_unlisted(self, steps: Sequence[Step], stats: SamplingStats) -> None:
-        for name in sorted({step.call.predictor for step in steps} - set(self.runner.replay.names)):
-            note = f"{name} is not sampled because named_predictors() does not list it; to train it, store it on the "
-            note += "program, as an attribute or in a list or dict"
-            if name != "(direct)" and note not in stats.notes:
+        unlisted = {step.call.predictor for step in steps} - {*self.runner.replay.names, "(direct)"}
+        for name in sorted(unlisted):
+            note = (
+                f"{name} is not sampled because named_predictors() does not list it; "
+                "to train it, store it on the program, as an attribute or in a list or dict"
+            )
+            if note not in stats.notes:
                 stats.notes.append(note)
 
     def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
-        program, wrap = (
-            type(self.runner.replay.program).__name__,
-            "wrap every search with leret.search_tool(fn)",
-        )
+        program = type(self.runner.replay.program).__name__
+        wrap = "wrap every search with leret.search_tool(fn), or set sampling.credit: final"
         unseen = unseen_documents(end)
-        if ids := unseen.pop("doc_ids", None):
+        ids = unseen.pop("doc_ids", None)
+        if ids:
             raise ProgramError(
-                f"{program} returns doc_ids that no search seen by leret found, such as {ids[0]!r} (task {task.id}), "
-                f"so the reward would ignore them; {wrap}, or set sampling.credit: final"
+                f"{program} returns doc_ids that no search seen by leret found, "
+                f"such as {ids[0]!r} (task {task.id}), so the reward would ignore them; {wrap}"
             )
         for name, texts in unseen.items():
-            note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}; {wrap}"
-            if not any(known.startswith(f"{program} returns {name} ") for known in stats.notes):
-                stats.notes.append(
-                    f"{note}, or set sampling.credit: final, else the reward ignores them"
-                )
+            start = f"{program} returns {name} "
+            if any(note.startswith(start) for note in stats.notes):
+                continue
+            stats.notes.append(
+                f"{start}that no search seen by leret found, such as {texts[0]!r:.80}; "
+                f"{wrap}, else the reward ignores them"
+            )
 
     def _refuse_unseen_searches(self) -> None:
         if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
             return
-        program, first = self.runner.replay.program, f"first {len(self._n_searches)} tasks"
-        agents = [
-            module
-            for _, module in program.named_sub_modules()
-            if isinstance(getattr(module, "tools", 0), dict)
-        ]
-        if agents:
-            raise ProgramError(
-                f"{type(program).__name__} called no search tool in the {first} (tools: {', '.join(agents[0].tools)}). "
-                "If a tool searches without leret.Search, wrap it with leret.search_tool(fn). If the LM never calls "
-                "the search tool, add demos or a teacher, choose a different LM, or set sampling.credit: final"
-            )
+        program = self.runner.replay.program
+        first = f"first {len(self._n_searches)} tasks"
+        for _, module in program.named_sub_modules():
+            tools = getattr(module, "tools", None)
+            if isinstance(tools, dict):
+                raise ProgramError(
+                    f"{type(program).__name__} called no search tool in the {first} "
+                    f"(tools: {', '.join(tools)}). "
+                    "If a tool searches without leret.Search, wrap it with leret.search_tool(fn). "
+                    "If the LM never calls the search tool, add demos or a teacher, "
+                    "choose a different LM, or set sampling.credit: final"
+                )
         raise ProgramError(
             f"{type(program).__name__} made no search visible to leret in the {first}; wrap the program's search with "
             "leret.search_tool(fn), or set sampling.credit: final"
@@ -205,26 +210,24 @@ class Scheduler:
 
 
 def unseen_documents(end: Finished) -> dict[str, list[str]]:
-    """Return, by field, the documents in a prediction that are in no search result that leret recorded.
+    """Return, by field, a prediction's documents that are in no recorded search result.
 
-    In fields other than ``doc_ids``, ``context`` and ``passages``, a list counts only if an item of it was retrieved.
+    In fields other than ``doc_ids``, ``context`` and ``passages``, a list counts only if an item of
+    it was retrieved.
     """
-    seen = {
-        name
-        for passage in end.ranking
-        for name in (passage.doc_id, passage.title, passage.text)
-        if name
-    }
     unseen: dict[str, list[str]] = {}
-    fields = dict(end.prediction.items()) if isinstance(end.prediction, dspy.Example) else {}
-    for name, value in fields.items():
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(end.prediction, dspy.Example):
+        return unseen
+    seen: set[str] = set()
+    for passage in end.ranking:
+        seen |= {passage.doc_id, passage.title, passage.text}
+    seen.discard("")
+    for name, value in end.prediction.items():
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             continue
-        unknown = [
-            one
-            for one in value
-            if one not in seen and (name == "doc_ids" or not any(t in one for t in seen))
-        ]
+        unknown = [item for item in value if item not in seen]
+        if name != "doc_ids":
+            unknown = [item for item in unknown if not any(text in item for text in seen)]
         if unknown and (name in ("doc_ids", "context", "passages") or len(unknown) < len(value)):
             unseen[name] = unknown
     return unseen

@@ -1,7 +1,8 @@
 """Sampling on several machines, with one process and one store per shard of the tasks.
 
-`RayCluster` splits the tasks into many small shards. If a process dies, it loses the samples of the last 0.2 seconds
-and Ray restarts the shard on any machine. Seeds depend only on the request, so sharding does not change the result.
+`RayCluster` splits the tasks into many small shards. If a process dies, it loses the samples of the
+last 0.2 seconds and Ray restarts the shard on any machine. Seeds depend only on the request, so
+sharding does not change the result.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class Shard:
 def sample_shard(
     recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None
 ) -> SamplingStats:
-    """Sample one shard into its store in R/shards. The first shard builds index and prompt bank; other shards wait."""
+    """Sample one shard into its store in R/shards.
+
+    The first shard builds index and prompt bank; other shards wait.
+    """
     progress = progress or Progress()
     with open_recipe(resolve_paths(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
@@ -85,8 +89,8 @@ def _sample(
             pid=os.getpid(),
         )
         if run.store.is_file():  # samples of earlier commands
-            with Store(run.store, read_only=True) as known:
-                done = known.done(policy.digest)
+            with Store(run.store, read_only=True) as merged:
+                done = merged.done(policy.digest)
             left = [task for task in left if task.id not in done]
             store.merge(run.store, [task.id for task in left])
         _, stats, _ = asyncio.run(
@@ -96,10 +100,13 @@ def _sample(
 
 
 class RayCluster:
-    """Connects to Ray as a context manager; calling it samples tasks (see `leret.sampling.stage.Distribute`).
+    """Connects to Ray as a context manager.
 
-    Workers need the same leret version, and must find the run, corpus, program and model at the same paths. ``address``
-    is ``auto``, ``host:port`` or ``ray://host:port``; without it or ``RAY_ADDRESS``, a cluster starts on this machine.
+    Calling it samples tasks (see `leret.sampling.stage.Distribute`).
+
+    Workers need the same leret version, and must find the run, corpus, program and model at the
+    same paths. ``address`` is ``auto``, ``host:port`` or ``ray://host:port``; without it or
+    ``RAY_ADDRESS``, a cluster starts on this machine.
     """
 
     def __init__(self, workers: int, address: str | None = None) -> None:
@@ -117,7 +124,11 @@ class RayCluster:
         tasks: Sequence[Task],
         progress: Progress,
     ) -> SamplingStats:
-        """Sample tasks into R/shards; LeretError if a worker raises it, no worker starts, or a shard keeps dying."""
+        """Sample tasks into R/shards.
+
+        Raises:
+            LeretError: a worker raises it, no worker starts, or a shard keeps dying.
+        """
         import ray
 
         settings, total = recipe.sampling, SamplingStats()
@@ -130,8 +141,9 @@ class RayCluster:
         running: dict[Any, Shard] = {}
         progress.start("sampling", len(tasks))
         try:
+            threads = threading.enumerate()
             ray_threads = [
-                one.ident or 0 for one in threading.enumerate() if one.name.startswith("ray_")
+                thread.ident or 0 for thread in threads if thread.name.startswith("ray_")
             ]
             with muted(ray_threads):  # Ray prints a paragraph per dead worker
                 while left or running:
@@ -163,7 +175,7 @@ class RayCluster:
         return total
 
     def _resources(self, recipe: SamplingRecipe) -> dict[str, Any]:
-        """Return the Ray resources per worker: half a CPU if the policy runs on a server, so CPUs can be shared."""
+        """Return the Ray resources per worker: half a CPU if the policy runs on a server."""
         import ray
 
         policy = recipe.policy

@@ -1,7 +1,7 @@
 """`leret sample`: sample a program's states with several prompts, score the samples, and build preference pairs.
 
-`sample_tasks` works on objects (tasks, program, adapter, plan, store). `sample` creates these objects from a recipe and
-also makes the prompt bank, the preferences and the report of a run.
+`sample_tasks` works on objects (tasks, program, adapter, plan, store). `sample` creates these
+objects from a recipe and also makes the prompt bank, the preferences and the report of a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from leret.core.stages import (
     mark_completed,
     stage_key,
 )
-from leret.core.types import OUTAGES, Task
+from leret.core.types import OUTAGES, Failure, Task
 from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, policy_for, probe, sampled_policy
@@ -69,9 +69,10 @@ Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "Sam
 """Function that samples tasks into R/shards in other processes: (recipe, run, policy digest, tasks, progress)."""
 
 
-_LEAST_SHARE, _LEAST_SPREAD = 0.1, 16
-"""Share of states with spread below which training hardly learns (the limit of `leret.training.watch`), and number of
-such states below which training on stored samples has less than a batch of pairs."""
+_LEAST_SHARE = 0.1
+"""Share of states with spread below which training hardly learns: `leret.training.watch`'s limit."""
+_LEAST_SPREAD = 16
+"""States with spread below which training on stored samples has less than a batch of pairs."""
 
 
 @dataclass(frozen=True)
@@ -119,39 +120,48 @@ async def sample_tasks(
     run: Run | None = None,
     usage: UsageByPrompt | None = None,
     progress: Progress | None = None,
-    facts: Callable[[], Mapping[str, float | int | str]] = dict,
+    usage_now: Callable[[], Mapping[str, float | int | str]] = dict,
 ) -> SamplingStats:
     """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
-    The call replaces the program's LMs with stand-ins. ``search`` must use the running event loop; pass None if every
-    `leret.Search` has a retriever. A predictor's credit ``auto`` is decided on the first tasks and stored in ``run``.
+    The call replaces the program's LMs with stand-ins. ``search`` must use the running event loop;
+    pass None if every `leret.Search` has a retriever. A predictor's credit ``auto`` is decided on
+    the first tasks and stored in ``run``.
 
-    Raises LeretError if too many samples fail or the program cannot be replayed; finished samples are kept.
+    Raises LeretError if too many samples fail or the program cannot be replayed; finished samples
+    are kept.
     """
-    other, rest, first = program.deepcopy(), iter(tasks), list[Task]()
+    separate = program.deepcopy()
     runner = ProgramRunner.over(program, adapter, search, rm, read)
+    rest = iter(tasks)
+    first: list[Task] = []
     if plan.searched is None:
         first = list(islice(rest, LOOKED_AT))
         plan = await with_credit(plan, runner, first, run)
-    sampler, rates = (
-        StateSampler(runner, store, plan, usage),
-        (settings.max_error_rate, settings.max_unparsed_rate),
-    )
-    unchecked = iter(
-        [plan.prompts]
-    )  # the first task checks all prompts, later ones only the first prompt
+    # The first task checks all prompts, later ones only the first prompt.
+    unchecked = iter([plan.prompts])
 
     def check(task: Task, steps: Sequence[Step], results: SearchResults) -> Awaitable[None]:
-        return check_path(other, runner, task, steps, results, next(unchecked, plan.prompts[:1]))
+        prompts = next(unchecked, plan.prompts[:1])
+        return check_path(separate, runner, task, steps, results, prompts)
 
-    scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
+    scheduler = Scheduler(
+        runner,
+        StateSampler(runner, store, plan, usage),
+        store,
+        plan.seed,
+        settings.max_error_rate,
+        settings.max_unparsed_rate,
+        check,
+        usage_now,
+    )
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
     stats.notes += _credit_notes(plan, runner)
     return stats
 
 
 def _credit_notes(plan: SamplingPlan, runner: ProgramRunner) -> Iterator[str]:
-    """Yield notes on predictors that credit ``auto`` does not sample, or scores by ``both`` because they may stop."""
+    """Yield notes on predictors that credit ``auto`` does not sample, or scores by ``both``."""
     for name, role in plan.roles(runner).items():
         setting = plan.role(runner.formatter.need(name, {}))
         if setting.sampled and not role.sampled:
@@ -176,12 +186,14 @@ def sample(
 ) -> SampleReport:
     """Sample a program's states with several prompts, score the samples, and build the preferences.
 
-    Continues an interrupted call with the same recipe, in which only `Free` keys and the policy may differ. Shards
-    that were sampled separately are merged first. ``distribute`` samples in other processes.
+    Continues an interrupted call with the same recipe, in which only `Free` keys and the policy may
+    differ. Shards that were sampled separately are merged first. ``distribute`` samples in other
+    processes.
 
     Raises:
-        LeretError: the run was sampled with another recipe, is being sampled or cannot be written; files or models of
-            the recipe cannot be opened; too many samples failed or did not parse. Finished samples are kept.
+        LeretError: the run was sampled with another recipe, is being sampled or cannot be written;
+            files or models of the recipe cannot be opened; too many samples failed or did not
+            parse. Finished samples are kept.
     """
     began = time.monotonic()
     progress = progress or Progress()
@@ -190,17 +202,10 @@ def sample(
     stamps = input_stamps(*files)
     key = stage_key(recipe, stamps)
     before = completed(run.path, "sample", key)
-    if (
-        before is not None
-        and run.held_out.is_file()
-        and is_complete_parquet(run.preferences / "train.parquet")
-    ):
-        now = {
-            "already": True,
-            "new_questions": 0,
-            "new_samples": 0,
-            "seconds": time.monotonic() - began,
-        }
+    has_files = run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet")
+    if before is not None and has_files:
+        seconds = time.monotonic() - began
+        now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": seconds}
         return SampleReport(**{**before, **now})
     with (
         open_recipe(recipe, run, progress) as (environment, tasks, digests),
@@ -222,15 +227,10 @@ def sample(
         report, questions=len(tasks), new_samples=report.samples - n_before, seconds=seconds
     )
     run.event("sample", "finished", **asdict(report))
-    if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
-        mark_completed(
-            run.path,
-            "sample",
-            key,
-            asdict(report),
-            [run.store],
-            dict(zip(files, stamps, strict=True)),
-        )
+    had_outage = any(report.failures.get(kind) for kind in OUTAGES)
+    if not report.waiting and not had_outage:
+        inputs = dict(zip(files, stamps, strict=True))
+        mark_completed(run.path, "sample", key, asdict(report), [run.store], inputs)
     return report
 
 
@@ -238,7 +238,10 @@ def sample(
 def open_recipe(
     recipe: SamplingRecipe, run: Run, progress: Progress
 ) -> Iterator[tuple[Environment, list[Task], dict[str, str]]]:
-    """Yield a recipe's environment, tasks and digests, checked against the run. Processes take turns at the index."""
+    """Yield a recipe's environment, tasks and digests, checked against the run.
+
+    Processes take turns at the index.
+    """
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
             f"sampling.samples is {recipe.sampling.samples}, but all samples are identical at policy.temperature 0; "
@@ -252,15 +255,14 @@ def open_recipe(
         progress.start("data and index", None)
         refuse_changed_files(run, environment)
         questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
+        digests = {}
         with FileLock(run.setup_lock):
-            digests = {
-                "corpus": environment.corpus.digest,
-                "retriever": environment.retriever.digest,
-            }
-        digests |= {"program": environment.program_digest, "questions": questions_digest(questions)}
-        digests |= (
-            {} if environment.reward_digest is None else {"reward": environment.reward_digest}
-        )
+            digests["corpus"] = environment.corpus.digest
+            digests["retriever"] = environment.retriever.digest
+        digests["program"] = environment.program_digest
+        digests["questions"] = questions_digest(questions)
+        if environment.reward_digest is not None:
+            digests["reward"] = environment.reward_digest
         progress.finish()
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if environment.skipped:
@@ -275,46 +277,51 @@ def begin(
     digests: Mapping[str, str],
     policy_digest: str | None = None,
 ) -> Policy:
-    """Open the policy, which must have ``policy_digest`` if set, and write the sampling sections of run.yaml."""
-    policy = open_policies(environment.recipe.by_predictor, sampled_policy)
-    for name, settings in environment.recipe.by_predictor.items():
+    """Open the policy, which must have ``policy_digest`` if set, and write run.yaml."""
+    recipe = environment.recipe
+    policy = open_policies(recipe.by_predictor, sampled_policy)
+    for name, settings in recipe.by_predictor.items():
         actor = policy_for(policy, name)
         if settings.temperature > 0 and isinstance(actor, LocalPolicy):
             actor.model.check_trainable()
     if policy_digest not in {None, policy.digest}:
         raise RunError(
-            f"policy.model: {environment.recipe.policy.model} changed since sampling began; restore it on all machines"
+            f"policy.model: {recipe.policy.model} changed since sampling began; "
+            "restore it on all machines"
         )
     with FileLock(run.setup_lock):
         manifest = run.manifest
-        section: dict[str, Any] = environment.recipe.model_dump(mode="json")
+        section: dict[str, Any] = recipe.model_dump(mode="json")
         rounds = manifest.rounds
         if rounds and rounds[0]["digest"] != policy.digest:
-            section |= {
-                name: (manifest.sampling or {}).get(name, {}) for name in ("policy", "policies")
-            }
-        if all(entry["digest"] != policy.digest for entry in rounds):
-            entry: dict[str, Any] = {
-                "policy": policy.name,
-                "model": environment.recipe.policy.model,
-                "digest": policy.digest,
-            }
-            if isinstance(policy, PolicySet):
-                models = {name: one.model for name, one in environment.recipe.by_predictor.items()}
-                entry |= {"digests": policy.digests, "models": models}
-            rounds = [
-                *rounds,
-                entry
-                | ({"part": environment.recipe.data.part} if environment.recipe.data.part else {}),
-            ]
-        known = {**manifest.digests, **digests, "policy": policy.digest}
+            before = manifest.sampling or {}
+            for name in ("policy", "policies"):
+                section[name] = before.get(name, {})
+        if all(earlier["digest"] != policy.digest for earlier in rounds):
+            rounds = [*rounds, _round(recipe, policy)]
+        run_digests = {**manifest.digests, **digests, "policy": policy.digest}
         with run.writing():
             write_atomically(run.held_out, json.dumps(sorted(environment.held_out), indent=0))
-        run.update(sampling=section, digests=known, rounds=rounds)
+        run.update(sampling=section, digests=run_digests, rounds=rounds)
     run.event(
         "sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest
     )
     return policy
+
+
+def _round(recipe: SamplingRecipe, policy: Policy) -> dict[str, Any]:
+    """Return a policy's record in the rounds of run.yaml."""
+    record: dict[str, Any] = {
+        "policy": policy.name,
+        "model": recipe.policy.model,
+        "digest": policy.digest,
+    }
+    if isinstance(policy, PolicySet):
+        record["digests"] = policy.digests
+        record["models"] = {name: settings.model for name, settings in recipe.by_predictor.items()}
+    if recipe.data.part:
+        record["part"] = recipe.data.part
+    return record
 
 
 async def sample_session(
@@ -327,19 +334,28 @@ async def sample_session(
     *,
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
-    """Make the bank from ``tasks``, sample them (or only those in ``only``), and return prompts, stats and notes."""
-    lm, settings = environment.recipe.policy, environment.recipe.sampling
+    """Make the bank, sample ``tasks`` (or ``only`` those), and return prompts, stats and notes."""
+    lm = environment.recipe.policy
+    settings = environment.recipe.sampling
     search = SearchBatcher(environment.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             end = settings.end_reward
             plan = SamplingPlan(
-                (ZERO_SHOT,), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
-                role=lambda need: _role(environment.recipe, policy, need), reward=scoring(settings.reward),
+                (ZERO_SHOT,),
+                settings.samples,
+                settings.seed,
+                lm.temperature,
+                lm.top_p,
+                lm.max_tokens,
+                role=lambda need: _role(environment.recipe, policy, need),
+                reward=scoring(settings.reward),
                 final=None if end is None else scoring(end, "final"),
-                n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
+                n_continuations=settings.n_continuations,
+                final_weight=settings.final_weight,
+                gamma=settings.gamma,
                 token_ids=settings.token_ids,
-            )  # fmt: skip
+            )
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             plan = replace(plan, prompts=tuple(prompts))
             plan = await with_credit(plan, environment.runner(search), tasks, run)
@@ -353,9 +369,18 @@ async def sample_session(
         progress.start("sampling", sum(task.id not in done for task in sampled))
         async with events:
             stats = await sample_tasks(
-                sampled, environment.program(), environment.adapter, search, plan, store, settings,
-                read=environment.replay.read, usage=usage, progress=progress, facts=events.facts,
-            )  # fmt: skip
+                sampled,
+                environment.program(),
+                environment.adapter,
+                search,
+                plan,
+                store,
+                settings,
+                read=environment.replay.read,
+                usage=usage,
+                progress=progress,
+                usage_now=events.facts,
+            )
         return prompts, stats, notes
     finally:
         progress.finish()
@@ -377,12 +402,18 @@ def _report(
     bank: Sequence[Prompt],
     notes: list[str],
 ) -> SampleReport:
-    settings, counts = recipe.sampling, store.counts(policy.digest)
-    failures = (sample.failure for group in store.groups(policy.digest) for sample in group.samples)
-    unparsed = (failure for failure in failures if failure is not None and failure.kind == "parse")
+    settings = recipe.sampling
+    counts = store.counts(policy.digest)
     refuse_unparsed(
-        unparsed, counts.get("failed_parse", 0), counts["samples"], settings.max_unparsed_rate
+        _unparsed(store, policy),
+        counts.get("failed_parse", 0),
+        counts["samples"],
+        settings.max_unparsed_rate,
     )
+    failures = {}
+    for name, n in counts.items():
+        if name.startswith("failed_"):
+            failures[name.removeprefix("failed_")] = n
     pairs = build_preferences(
         run, settings.strategy, settings.margin, settings.max_pairs, policy.digest
     )
@@ -400,28 +431,29 @@ def _report(
         no_spread=pairs.no_spread,
         cut=pairs.cut,
         prompts={prompt.name: prompt.score for prompt in bank},
-        failures={
-            name.removeprefix("failed_"): n
-            for name, n in counts.items()
-            if name.startswith("failed_")
-        },
+        failures=failures,
         notes=[*notes, *stats.notes, *_notes(len(bank), recipe, pairs)],
     )
 
 
+def _unparsed(store: Store, policy: Policy) -> Iterator[Failure]:
+    for group in store.groups(policy.digest):
+        for sample in group.samples:
+            if sample.failure is not None and sample.failure.kind == "parse":
+                yield sample.failure
+
+
 def _only_pickers(recipe: SamplingRecipe) -> bool:
-    """Return True if the run samples pickers alone, which are trained on new samples instead of the stored ones."""
+    """Return True if the run samples only pickers, which are trained on new samples."""
     return all(isinstance(settings, PickerSettings) for settings in recipe.by_predictor.values())
 
 
 def _notes(n_prompts: int, recipe: SamplingRecipe, pairs: PreferenceReport) -> Iterator[str]:
     wanted = recipe.sampling.prompts
     if n_prompts < wanted:
-        why = (
-            "no run for making demos had a reward above 0"
-            if n_prompts == 1
-            else "other candidates were duplicates"
-        )
+        why = "other candidates were duplicates"
+        if n_prompts == 1:
+            why = "no run for making demos had a reward above 0"
         yield f"the prompt bank has {n_prompts} instead of {wanted} prompts: {why}"
     n_spread = pairs.states - pairs.no_spread - pairs.unscored
     too_few = not _only_pickers(recipe) and n_spread < _LEAST_SPREAD and n_spread < pairs.states / 2

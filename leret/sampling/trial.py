@@ -1,6 +1,7 @@
 """A trial of formats: a few questions with each adapter, to find the format in which a language model searches best.
 
-Most models of less than a few billion parameters do not write DSPy's formats unaided. That a completion parses is not
+Most models of less than a few billion parameters do not write DSPy's formats unaided. That a
+completion parses is not
 enough: the reward of the first search decides.
 """
 
@@ -61,7 +62,10 @@ _MAX_TOKENS, _MAX_TOKENS_SHORT = 512, 128  # in the trial; the lower number for 
 
 
 class FirstSearch(NamedTuple):
-    """The completions of a question up to the first search, and the reward of this search; 0 if one does not parse."""
+    """The completions of a question up to the first search, and the reward of this search.
+
+    0 if one does not parse.
+    """
 
     samples: list[Sample]
     reward: float
@@ -94,15 +98,16 @@ class FormatTrial:
 
     @property
     def flags(self) -> str:
-        """Flags of `leret sample` that set the adapter, the number of tokens and the temperature."""
+        """Flags of `leret sample` that set the adapter, tokens and temperature."""
         keys = {f"program.adapter.{name}": value for name, value in self.adapter.items()}
         keys |= {"policy.max_tokens": self.max_tokens, "policy.temperature": self.temperature}
         return " ".join(f"--set {key}={str(value).lower()}" for key, value in keys.items())
 
     def samples(self, temperature: float) -> list[Sample]:
-        return [
-            sample for search in self.searches.get(temperature, ()) for sample in search.samples
-        ]
+        samples: list[Sample] = []
+        for search in self.searches.get(temperature, ()):
+            samples += search.samples
+        return samples
 
     def measured(self, temperature: float) -> Measured:
         """Return the measures at a temperature; a format without completions has the worst."""
@@ -120,18 +125,18 @@ class FormatTrial:
 
     @property
     def needs_cooler(self) -> bool:
-        """True if completions at temperature 1 often do not parse or end, or are far worse than greedy ones."""
+        """True if completions at temperature 1 often fail, or are far worse than greedy ones."""
         greedy, drawn = (self.measured(temperature).reward for temperature in TEMPERATURES)
         return not self.works or drawn < COOL_BELOW * greedy
 
     @property
     def works(self) -> bool:
-        """True if nearly all completions parse and end, greedy and at the temperature for sampling."""
+        """True if nearly all completions parse and end, greedy and when sampled."""
         return self.rank[:2] == (False, False)
 
     @property
     def rank(self) -> tuple[bool, bool, int, float]:
-        """Sort key: formats that parse first, then those that end, then by number of questions and mean reward."""
+        """Sort key: formats that parse, then those that end, then by questions and mean reward."""
         measured = [self.measured(temperature) for temperature in (0.0, self.temperature)]
         n_questions = len(self.searches.get(0.0, ()))
         most_cut = max(
@@ -173,19 +178,21 @@ def try_formats(
     progress: Progress | None = None,
     n_questions: int = N_FINAL,
 ) -> TrialReport:
-    """Try each format on a few questions of the recipe, and the best formats on more, at temperatures 0 and 1.
+    """Try each format on a few questions, and the best on more, at temperatures 0 and 1.
 
-    If completions of the best format at temperature 1 often do not parse or end, or are far worse than greedy ones,
-    a lower temperature is tried too.
+    If completions of the best format at temperature 1 often do not parse or end, or are far worse
+    than greedy ones, a lower temperature is tried too.
 
     Args:
-        recipe: sampling recipe; its ``policy.max_tokens`` is not used, and its adapter only for native tool calls.
+        recipe: sampling recipe; its ``policy.max_tokens`` is not used, and its adapter only for
+            native tool calls.
         cache: directory for the index.
         progress: shows the questions.
         n_questions: questions for the best formats.
 
     Raises:
-        LeretError: the policy, the data or the program cannot be opened, or no completion could be sampled.
+        LeretError: the policy, the data or the program cannot be opened, or no completion could be
+            sampled.
     """
     recipe = resolve_paths(recipe, Path.cwd())
     for settings in recipe.by_predictor.values():

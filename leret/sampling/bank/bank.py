@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from leret.policies.load import policy_for
 from leret.programs.pick import named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import scoring
+from leret.rewards import Reward, scoring
 from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import refuse_unparsed
@@ -47,8 +48,12 @@ async def load_or_build_bank(
     tasks: Sequence[Task],
     progress: Progress,
 ) -> list[Prompt]:
-    """Return the run's prompts, zero-shot prompt first. An existing bank is used even if the policy has changed."""
-    if (bank := load_bank(run)) is not None:
+    """Return the run's prompts, zero-shot prompt first.
+
+    An existing bank is used even if the policy has changed.
+    """
+    bank = load_bank(run)
+    if bank is not None:
         return bank
     settings = environment.recipe.sampling
     if settings.prompts == 1 or not environment.replay.predictors:  # picks have no demos
@@ -64,11 +69,9 @@ async def load_or_build_bank(
 def load_bank(run: Run) -> list[Prompt] | None:
     """Read the run's prompts; None if the run has no bank yet."""
     bank = run.manifest.bank
-    return (
-        None
-        if bank is None
-        else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
-    )
+    if bank is None:
+        return None
+    return [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
 
 
 def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
@@ -87,23 +90,20 @@ def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
 def n_candidates(settings: SamplingSettings, n_questions: int) -> int:
     """Return how many candidates the bank of a run of ``n_questions`` scores.
 
-    Without ``bank.candidates``, the bank takes about a third of the run's LM calls at most, and has at least one
-    candidate for each few-shot prompt.
+    Without ``bank.candidates``, the bank takes about a third of the run's LM calls at most, and has
+    at least one candidate for each few-shot prompt.
     """
     if settings.bank.candidates is not None:
         return settings.bank.candidates
-    n_train, n_dev = n_bank_questions(
-        n_questions, settings.bank.train_questions, settings.bank.dev_questions
-    )
-    n_runs = (
-        n_questions * settings.prompts * settings.samples // 2
-    )  # half as many as the samples take
-    affordable = (n_runs - n_train) // max(1, n_dev)
+    bank = settings.bank
+    n_train, n_dev = n_bank_questions(n_questions, bank.train_questions, bank.dev_questions)
+    n_samples = n_questions * settings.prompts * settings.samples
+    affordable = (n_samples // 2 - n_train) // max(1, n_dev)
     return max(1, settings.prompts - 1, min(_MOST_CANDIDATES, affordable))
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
-    """Return how many of ``n_questions`` are for making the bank's demos and how many for scoring its candidates."""
+    """Return how many questions are for making the bank's demos, and for scoring its candidates."""
     if n_questions >= n_train + n_dev:
         return n_train, n_dev
     share = max(n_questions * n_train // (n_train + n_dev), min(1, n_questions))
@@ -117,8 +117,10 @@ def _read_prompts(directory: Path, n: int) -> list[Prompt]:
         raise ConfigError(
             f"sampling.bank.path: {directory} has no few-shot prompts (*.json); set it to R/prompts"
         )
-    numbered = enumerate(list(few_shot.values())[: n - 1], 1)
-    return [ZERO_SHOT, *(Prompt(str(i), p.demos, p.instructions, p.score) for i, p in numbered)]
+    prompts = [ZERO_SHOT]
+    for i, prompt in enumerate(list(few_shot.values())[: n - 1], 1):
+        prompts.append(replace(prompt, name=str(i)))
+    return prompts
 
 
 async def _bootstrapped(
@@ -129,50 +131,65 @@ async def _bootstrapped(
     tasks: Sequence[Task],
     progress: Progress,
 ) -> list[Prompt]:
-    recipe, settings = environment.recipe, environment.recipe.sampling
+    recipe = environment.recipe
+    settings = recipe.sampling
     train, dev = _drawn(run, environment, tasks)
     candidates = n_candidates(settings, len(tasks))
     progress.start("prompt bank", len(train) + candidates * len(dev))
     rollouts = await _zero_shot(environment, policy, searches, train, progress)
     reward = scoring(settings.whole_reward)
-    ended = [
-        (task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished
-    ]
-    outcomes = (
-        Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps))
-        for t, r in ended
-    )
-    threshold = best_quarter(reward(outcome) or 0.0 for outcome in outcomes)
-    asked: dict[str, Any] = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
+    threshold = best_quarter(_rewards(train, rollouts, reward))
+    cold: dict[str, Any] = {
+        "max_tokens": recipe.policy.max_tokens,
+        "top_p": recipe.policy.top_p,
+        "temperature": 0.0,
+    }
+    warm = {**cold, "temperature": settings.bank.temperature}
     policies = [policy_for(policy, name) for name in environment.replay.predictors]
-    cold, warm = (
-        [policy_lm(p, temperature=t, **asked) for p in policies]
-        for t in (0.0, settings.bank.temperature)
-    )
-    asked |= {"temperature": settings.bank.temperature}
-    teacher = [cached_completion_lm(rollouts, lm, environment.replay.read, **asked) for lm in warm]
+    cold_lms = [policy_lm(actor, **cold) for actor in policies]
+    warm_lms = [policy_lm(actor, **warm) for actor in policies]
+    read = environment.replay.read
+    teacher = [cached_completion_lm(rollouts, lm, read, **warm) for lm in warm_lms]
     stop = threading.Event()
     plan = BankPlan(settings.prompts, settings.bank.max_demos, candidates, threshold)
     program = environment.program()
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)
-    parts = program, environment.adapter, cold, environment.retriever, reward
-    options: dict[str, Any] = {
-        "teacher": teacher,
-        "on_scored": lambda: progress.advance(1),
-        "stop": stop,
-    }
-    work = asyncio.create_task(
-        asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **options)
+    thread = asyncio.to_thread(
+        bootstrap_prompts,
+        program,
+        environment.adapter,
+        cold_lms,
+        environment.retriever,
+        reward,
+        train,
+        dev,
+        plan,
+        teacher=teacher,
+        on_scored=lambda: progress.advance(1),
+        stop=stop,
     )
+    work = asyncio.create_task(thread)
     try:
         return await asyncio.shield(work)
     finally:
         stop.set()  # DSPy's thread cannot be cancelled; it ends when it next runs the program
-        for lm in (*cold, *warm):
+        for lm in (*cold_lms, *warm_lms):
             lm.engine.close()  # ends the calls that DSPy's thread waits for
         await asyncio.gather(work, return_exceptions=True)
         progress.finish()
+
+
+def _rewards(tasks: Sequence[Task], rollouts: Sequence[Rollout], reward: Reward) -> Iterator[float]:
+    for task, rollout in zip(tasks, rollouts, strict=True):
+        if rollout.finished:
+            outcome = Outcome(
+                task,
+                ranking=rollout.ranking,
+                prediction=rollout.prediction,
+                n_steps=len(rollout.steps),
+            )
+            yield reward(outcome) or 0.0
 
 
 def _drawn(
@@ -180,9 +197,8 @@ def _drawn(
 ) -> tuple[list[Task], list[Task]]:
     settings = environment.recipe.sampling
     shuffled = sorted(tasks, key=lambda task: (rank_of(task.id, settings.seed, "bank"), task.id))
-    n_train, n_dev = n_bank_questions(
-        len(shuffled), settings.bank.train_questions, settings.bank.dev_questions
-    )
+    bank = settings.bank
+    n_train, n_dev = n_bank_questions(len(shuffled), bank.train_questions, bank.dev_questions)
     if not n_dev:
         raise RunError(
             f"{run.path}: the prompt bank needs two or more questions; raise data.limit, or set sampling.prompts: 1"
@@ -197,7 +213,8 @@ async def _zero_shot(
     train: Sequence[Task],
     progress: Progress,
 ) -> list[Rollout]:
-    lm, settings = environment.recipe.policy, environment.recipe.sampling
+    lm = environment.recipe.policy
+    settings = environment.recipe.sampling
     decoding = Decoding(lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed)
     actor = PolicyActor(policy, environment.formatter, decoding)
     runner = RolloutRunner(environment.runner(searches), actor)

@@ -36,9 +36,12 @@ NEVER = 1_000_000_000
 
 @dataclass(frozen=True)
 class BankPlan:
-    """Settings of a bank. ``n_prompts`` includes the zero-shot prompt; ``candidates`` counts the demo sets to score.
+    """Settings of a bank.
 
-    A run's steps become demos if its reward is at least ``threshold``; None admits the teacher's best quarter of runs.
+    ``n_prompts`` includes the zero-shot prompt; ``candidates`` counts the demo sets to score.
+
+    A run's steps become demos if its reward is at least ``threshold``; None admits the teacher's
+    best quarter of runs.
     """
 
     n_prompts: int
@@ -63,14 +66,13 @@ def bootstrap_prompts(
 ) -> list[Prompt]:
     """Bootstrap the prompts of a bank. The call may replace the LMs of the program's predictors.
 
-    The ``teacher`` makes demos on ``train``, and ``lm`` scores candidates on ``dev``. After ``stop`` is set, the next
-    program run raises an error. Returns the zero-shot prompt, then few-shot prompts by descending score.
+    The ``teacher`` makes demos on ``train``, and ``lm`` scores candidates on ``dev``. After
+    ``stop`` is set, the next program run raises an error. Returns the zero-shot prompt, then
+    few-shot prompts by descending score.
     """
     monitor = RunMonitor(retriever, stop or threading.Event())
-    student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
-    examples = [
-        [dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)
-    ]
+    student = RetrievalStudent(program, monitor)
+    train_examples = _examples(train)
     try:
         with (
             internals.suppress_output("dspy"),
@@ -79,14 +81,17 @@ def bootstrap_prompts(
             if plan.threshold is None:
                 metric = partial(_value, reward)
                 evaluate = dspy.Evaluate(
-                    devset=examples[0], metric=metric, num_threads=THREADS, max_errors=NEVER
+                    devset=train_examples, metric=metric, num_threads=THREADS, max_errors=NEVER
                 )
                 with dspy.context(**_answered_by(teacher)):
                     scores = [float(score) for *_, score in evaluate(student).results]
                 plan = replace(plan, threshold=best_quarter(scores))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
             best = optimizer.compile(
-                student, trainset=examples[0], valset=examples[1], restrict=candidates
+                student,
+                trainset=train_examples,
+                valset=_examples(dev),
+                restrict=range(-1, plan.candidates - 1),
             )
     except Exception:
         monitor.raise_first("the prompt bank could not be made")
@@ -95,22 +100,26 @@ def bootstrap_prompts(
     return [ZERO_SHOT, *_distinct(best.candidate_programs, plan.n_prompts - 1)]
 
 
+def _examples(tasks: Sequence[Task]) -> list[dspy.Example]:
+    return [dspy.Example(task=task).with_inputs("task") for task in tasks]
+
+
 def _answered_by(lms: LMs) -> dict[str, Any]:
-    return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
+    if isinstance(lms, dspy.BaseLM):
+        return {"lm": lms}
+    return {"_leret_lms": list(lms)}
 
 
 def best_quarter(rewards: Iterable[float]) -> float:
-    """Return the minimum reward of the best quarter of runs (at least 1e-9), used as the threshold for demos."""
+    """Return the least reward of the best quarter of runs (at least 1e-9), as the demos' threshold."""
     ordered = sorted(rewards, reverse=True)
     good = ordered[: max(1, round(len(ordered) / 4))]
     return max([1e-9, *good[-1:]])
 
 
 def _value(reward: Reward, example: dspy.Example, prediction: Any) -> float:
-    return (
-        reward(Outcome(example.task, ranking=prediction.ranking, prediction=prediction.result))
-        or 0.0
-    )
+    outcome = Outcome(example.task, ranking=prediction.ranking, prediction=prediction.result)
+    return reward(outcome) or 0.0
 
 
 def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable[[], None]) -> Any:
@@ -127,9 +136,8 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         teacher_settings=_answered_by(teacher),
         max_bootstrapped_demos=plan.max_demos,
         max_labeled_demos=0,  # labeled demos would lack the queries
-        num_candidate_programs=max(
-            plan.candidates - 1, 0
-        ),  # DSPy adds a candidate with unshuffled questions
+        # DSPy adds a candidate with unshuffled questions
+        num_candidate_programs=max(plan.candidates - 1, 0),
         num_threads=THREADS,
         max_errors=NEVER,
     )
@@ -146,24 +154,22 @@ def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
 
 
 def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
-    return {
-        name: [
-            {
-                key: to_jsonable_python(demo[key], fallback=str)
-                for key in predictor.signature.fields
-                if key in demo
-            }
-            for demo in predictor.demos
-        ]
-        for name, predictor in program.named_predictors()
-    }
+    demos: dict[str, list[dict[str, Any]]] = {}
+    for name, predictor in program.named_predictors():
+        demos[name] = []
+        for demo in predictor.demos:
+            fields = [key for key in predictor.signature.fields if key in demo]
+            values = {key: to_jsonable_python(demo[key], fallback=str) for key in fields}
+            demos[name].append(values)
+    return demos
 
 
 @dataclass
 class RunMonitor(SharedInstance):
     """Runs programs for DSPy's optimizers and evaluation, which would score every failure as 0.
 
-    Deep copies of a student share its monitor. Setting ``stop`` counts as an outage; no run starts after an ``outage``.
+    Deep copies of a student share its monitor. Setting ``stop`` counts as an outage; no run starts
+    after an ``outage``.
     """
 
     retriever: Retriever | None = None
@@ -176,7 +182,10 @@ class RunMonitor(SharedInstance):
     n_unparsed: int = 0
 
     def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
-        """Run a program; return (prediction, True), or (None, False) if parsing fails or a prompt is too long."""
+        """Run a program.
+
+        Return (prediction, True), or (None, False) if parsing fails or a prompt is too long.
+        """
         if self.stop.is_set():
             self.outage = self.outage or RunError("interrupted; run the same command again")
         if self.outage is not None:
@@ -200,7 +209,10 @@ class RunMonitor(SharedInstance):
             raise
 
     def raise_first(self, what: str) -> None:
-        """Raise the outage, if any, or the last crash if every run crashed. The message begins with ``what``."""
+        """Raise the outage, if any, or the last crash if every run crashed.
+
+        The message begins with ``what``.
+        """
         if self.outage is not None:
             raise type(self.outage)(f"{what}: {self.outage}") from self.outage
         if self.crash is not None and self.n_crashes == self.n_runs:
@@ -225,7 +237,7 @@ def outage_of(error: BaseException) -> LeretError | None:
 
 
 class RetrievalStudent(dspy.Module):
-    """Runs a program and returns its ``result`` and ``ranking``, and ``complete`` (whether the run reached its end)."""
+    """Runs a program; returns ``result``, ``ranking`` and ``complete`` (the run reached its end)."""
 
     def __init__(self, program: dspy.Module, monitor: RunMonitor) -> None:
         super().__init__()
@@ -233,32 +245,29 @@ class RetrievalStudent(dspy.Module):
         self.monitor = monitor
 
     def forward(self, task: Task) -> dspy.Prediction:
-        for predictor, lm in zip(
-            self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False
-        ):
+        lms = dspy.settings.get("_leret_lms", ())
+        for predictor, lm in zip(self.program.predictors(), lms, strict=False):
             predictor.lm = lm
         memory = SearchMemory({}, self.monitor.retriever)
         context = internals.carrying(memory, {"rm": as_rm})
-        result, complete = context.run(
-            self.monitor.run, self.program, bound_inputs(self.program, task)
-        )
+        inputs = bound_inputs(self.program, task)
+        result, complete = context.run(self.monitor.run, self.program, inputs)
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
 
 def cached_completion_lm(
-    rollouts: Iterable[Rollout], other: dspy.BaseLM, read: ToolReader = read_calls, **settings: Any
+    rollouts: Iterable[Rollout], lm: dspy.BaseLM, read: ToolReader = read_calls, **settings: Any
 ) -> dspy.LM:
-    """Return an LM that answers with the rollouts' completions, and calls ``other`` for prompts not in the rollouts."""
-    completions = {
-        digest(list(step.messages)): step.completion
-        for rollout in rollouts
-        for step in rollout.steps
-    }
+    """Return an LM that answers from rollouts, and calls ``lm`` for other prompts."""
+    completions = {}
+    for rollout in rollouts:
+        for step in rollout.steps:
+            completions[digest(list(step.messages))] = step.completion
 
     def answer(request: lm15.Request) -> lm15.Response:
         text = completions.get(digest(list(internals.messages_of(request))))
         if text is not None:
             return internals.text_response(request, text, read=read)
-        return cast(lm15.Response, other(replace(request, model=other.model)))
+        return cast(lm15.Response, lm(replace(request, model=lm.model)))
 
     return EngineLM("cached", answer, **settings)

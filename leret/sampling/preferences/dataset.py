@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, product
 from typing import Any, Literal
 
 from leret.config.sampling import RewardSettings, SamplingSettings
 from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
-from leret.core.types import Sample, digest
+from leret.core.types import Failure, Sample, digest
 from leret.rollouts.credit import with_unparsed_reward
 from leret.rollouts.selection import reward_levels
 from leret.sampling.preferences.report import PreferenceReport, Strategy, card
@@ -38,7 +38,11 @@ def build_preferences(
     max_pairs: int | None = None,
     policy_digest: str | None = None,
 ) -> PreferenceReport:
-    """Rebuild R/preferences from questions finished by a policy (default: the run's); RunError if there are none."""
+    """Rebuild R/preferences from questions finished by a policy (default: the run's).
+
+    Raises:
+        RunError: there are none.
+    """
     policy_digest = policy_digest or run.manifest.policy_digest
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     report.unparsed_reward = unparsed_reward(run)
@@ -71,8 +75,11 @@ def build_preferences(
 def unparsed_reward(run: Run) -> float | None:
     """Return the recipe's reward for unparsed completions; None if the recipe sets none."""
     section = run.manifest.sampling or {}
-    reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
-    return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
+    settings = SamplingSettings.model_validate(section.get("sampling", {}))
+    reward = settings.whole_reward
+    if isinstance(reward, RewardSettings):
+        return reward.unparsed_reward
+    return None
 
 
 def _rows(
@@ -83,7 +90,8 @@ def _rows(
         question = (group.policy_digest, group.state.task_id)
         report.questions += question != last  # a question's groups are adjacent
         last = question
-        pairs = make_pairs(_count(group, report), report.strategy, report.margin, report.max_pairs)
+        samples = _count(group, report)
+        pairs = make_pairs(samples, report.strategy, report.margin, report.max_pairs)
         report.states_with_pairs += bool(pairs)
         for pair in pairs:
             yield _row(group, pair, report)
@@ -92,17 +100,19 @@ def _rows(
 
 
 def no_finished_question(store: Store, policy_digest: str | None) -> RunError:
-    """Return the error for a run without finished questions; if samples failed, the error quotes the first failure."""
-    failures = (sample.failure for group in store.groups(policy_digest) for sample in group.samples)
-    failed = [failure.message for failure in failures if failure is not None]
-    why = (
-        f"{len(failed)} samples failed, for example: {failed[0]}; fix the cause and "
-        if failed
-        else ""
-    )
+    """Return the error for a run without finished questions.
+
+    If samples failed, the error quotes the first failure.
+    """
+    failures: list[Failure] = []
+    for group in store.groups(policy_digest):
+        failures += [sample.failure for sample in group.samples if sample.failure is not None]
+    command = f"run `leret sample RECIPE --run {store.path.parent}`"
+    if not failures:
+        return RunError(f"{store.path} has no finished questions; {command} first")
     return RunError(
-        f"{store.path} has no finished questions; {why}"
-        f"run `leret sample RECIPE --run {store.path.parent}`{' again' if why else ' first'}"
+        f"{store.path} has no finished questions; {len(failures)} samples failed, for example: "
+        f"{failures[0].message}; fix the cause and {command} again"
     )
 
 
@@ -117,13 +127,15 @@ def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     report.duplicates += sum(sample.reward is not None for sample in priced) - len(different)
     report.unscored += not rewards
     report.no_spread += len(reward_levels(priced)) == 1
-    report.failures.update(
-        sample.failure.kind for sample in group.samples if sample.failure is not None
-    )
+    for sample in group.samples:
+        if sample.failure is not None:
+            report.failures[sample.failure.kind] += 1
     report.reward_sum += sum(rewards)
-    (low, high), n_bars = report.reward_range, len(report.histogram)
+    low, high = report.reward_range
+    n_bars = len(report.histogram)
     for reward in rewards:
-        report.histogram[min(int((reward - low) / (high - low) * n_bars), n_bars - 1)] += 1
+        bar = int((reward - low) / (high - low) * n_bars)
+        report.histogram[min(bar, n_bars - 1)] += 1
     return different
 
 
@@ -133,16 +145,26 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
     report.margin_sum += _margin(pair)
     report.pairs_per_step[group.state.step] += 1
     report.pairs_by_prompts[f"{chosen.prompt} over {rejected.prompt}"] += 1
-    values = (
-        [dict(message) for message in group.state.messages],
-        [{"role": "assistant", "content": chosen.completion}],
-        [{"role": "assistant", "content": rejected.completion}],
-        chosen.reward, rejected.reward,
-        group.state.task_id, group.state.id, group.state.step, group.state.predictor,
-        chosen.id, rejected.id, chosen.prompt, rejected.prompt,
-        chosen.finish_reason, rejected.finish_reason, chosen.token_ids, rejected.token_ids,
-    )  # fmt: skip
-    return dict(zip(COLUMNS, values, strict=True))
+    state = group.state
+    return {
+        "prompt": [dict(message) for message in state.messages],
+        "chosen": [{"role": "assistant", "content": chosen.completion}],
+        "rejected": [{"role": "assistant", "content": rejected.completion}],
+        "score_chosen": chosen.reward,
+        "score_rejected": rejected.reward,
+        "question_id": state.task_id,
+        "state_id": state.id,
+        "step": state.step,
+        "predictor": state.predictor,
+        "chosen_id": chosen.id,
+        "rejected_id": rejected.id,
+        "chosen_prompt": chosen.prompt,
+        "rejected_prompt": rejected.prompt,
+        "chosen_finish_reason": chosen.finish_reason,
+        "rejected_finish_reason": rejected.finish_reason,
+        "chosen_token_ids": chosen.token_ids,
+        "rejected_token_ids": rejected.token_ids,
+    }
 
 
 def distinct(samples: Sequence[Sample]) -> list[Sample]:
@@ -157,19 +179,25 @@ def distinct(samples: Sequence[Sample]) -> list[Sample]:
 def make_pairs(
     samples: Sequence[Sample], strategy: Strategy, margin: float = 0.0, max_pairs: int | None = None
 ) -> list[Pair]:
-    """Return the pairs of a state, ordered by reward level, then by sample. A level is all samples with equal reward.
+    """Return the pairs of a state, ordered by reward level, then by sample.
 
-    Strategies: ``adjacent`` prefers each level to the next lower level (LeReT). ``best-worst`` prefers the highest to
-    the lowest level. ``all`` prefers each level to all lower levels. ``margin`` keeps the pairs of ``all`` with a
-    reward difference of at least ``margin``. At most ``max_pairs`` pairs are returned: the largest differences.
+    A level is all samples with equal reward.
+
+    Strategies: ``adjacent`` prefers each level to the next lower level (LeReT). ``best-worst``
+        prefers the highest to
+    the lowest level. ``all`` prefers each level to all lower levels. ``margin`` keeps the pairs of
+    ``all`` with a reward difference of at least ``margin``. At most ``max_pairs`` pairs are
+    returned: the largest differences.
     """
     levels = [members for _, members in reward_levels(samples)]
-    pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
+    pairs: list[Pair] = []
+    for upper, lower in _LEVELS[strategy](levels):
+        pairs += product(upper, lower)
     if strategy == "margin":
         pairs = [pair for pair in pairs if _margin(pair) >= margin]
     if max_pairs is not None:
-        widest = sorted(range(len(pairs)), key=lambda i: -_margin(pairs[i]))[:max_pairs]
-        pairs = [pairs[i] for i in sorted(widest)]
+        by_margin = sorted(range(len(pairs)), key=lambda i: -_margin(pairs[i]))
+        pairs = [pairs[i] for i in sorted(by_margin[:max_pairs])]
     return pairs
 
 
@@ -184,7 +212,8 @@ _LEVELS: dict[
 
 
 def _margin(pair: Pair) -> float:
-    return (pair[0].reward or 0.0) - (pair[1].reward or 0.0)
+    chosen, rejected = pair
+    return (chosen.reward or 0.0) - (rejected.reward or 0.0)
 
 
 def state_targets(
@@ -194,16 +223,19 @@ def state_targets(
     max_targets: int = 1,
     seed: int = 0,
 ) -> list[Sample]:
-    """Return samples of a state as targets for its zero-shot prompt, so that the policy learns to do without demos.
+    """Return samples as targets for the zero-shot prompt, so that policies learn without demos.
 
-    ``best`` draws from the highest reward level; ``random``, for comparison, draws from all rewarded ones. Returns at
-    most ``max_targets`` distinct completions, and none if ``require_spread`` and all rewards are equal.
+    ``best`` draws from the highest reward level; ``random``, for comparison, draws from all
+    rewarded ones. Returns at most ``max_targets`` distinct completions, and none if
+    ``require_spread`` and all rewards are equal.
     """
     by_level = reward_levels(group.samples)
     if not by_level or (require_spread and len(by_level) == 1):
         return []
     rng = random.Random(int(digest("target", seed, which, group.state.draw), 16))
-    members = (
-        by_level[0][1] if which == "best" else [sample for _, level in by_level for sample in level]
-    )
-    return distinct(rng.sample(members, len(members)))[:max_targets]
+    levels = [samples for _, samples in by_level]
+    if which == "best":
+        levels = levels[:1]
+    samples = list(chain.from_iterable(levels))
+    shuffled = rng.sample(samples, len(samples))
+    return distinct(shuffled)[:max_targets]

@@ -29,7 +29,8 @@ class PreferenceReport:
     Attributes:
         cut: completions that ``max_tokens`` cut.
         no_spread: states where all rewards are equal; ``unscored``: states without rewards.
-        unparsed_reward: reward of unparsed completions in pairs; None excludes unparsed completions.
+        unparsed_reward: reward of unparsed completions in pairs; None excludes unparsed
+            completions.
         histogram: number of samples per tenth of ``reward_range``, which includes 0 to 1.
     """
 
@@ -67,19 +68,22 @@ class PreferenceReport:
 
 def card(report: PreferenceReport, run_name: str) -> str:
     """Return the dataset's README.md."""
-    (low, high), n_bars, most = (
-        report.reward_range,
-        len(report.histogram),
-        max(report.histogram) or 1,
-    )
+    low, high = report.reward_range
+    n_bars = len(report.histogram)
+    most = max(report.histogram) or 1
     edges = [low + i * (high - low) / n_bars for i in range(n_bars + 1)]
     marks = ["#" * round(_BAR * n / most) for n in report.histogram]
-    settings = [f"margin {report.margin:g}"] if report.strategy == "margin" else []
-    settings += [f"at most {report.max_pairs} per state"] if report.max_pairs else []
-    price = report.unparsed_reward
-    template = (resources.files("leret.sampling.preferences") / "card.md.j2").read_text(
-        encoding="utf-8"
-    )
+    settings = []
+    if report.strategy == "margin":
+        settings.append(f"margin {report.margin:g}")
+    if report.max_pairs:
+        settings.append(f"at most {report.max_pairs} per state")
+    priced = ""
+    if report.unparsed_reward is not None:
+        reward = f"{report.unparsed_reward:g}"
+        priced = f", except unparsed completions (`parse`), which get reward {reward}"
+    file = resources.files("leret.sampling.preferences") / "card.md.j2"
+    template = file.read_text(encoding="utf-8")
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
@@ -91,7 +95,5 @@ def card(report: PreferenceReport, run_name: str) -> str:
         settings=f" ({', '.join(settings)})" if settings else "",
         meaning=_MEANING[report.strategy],
         bars=list(zip(edges, edges[1:], report.histogram, marks, strict=False)),
-        priced=""
-        if price is None
-        else f", except unparsed completions (`parse`), which get reward {price:g}",
+        priced=priced,
     )

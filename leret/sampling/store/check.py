@@ -78,13 +78,14 @@ def check_store(run: Run) -> StoreReport:
         report.scored = report.samples - sum(report.failed.values())
         if not broken:
             report.add("a reward does not match its ranking", _wrong_rewards(run, database, report))
-    if left := shard_stores(run):
+    left = shard_stores(run)
+    if left:
         report.notes.append(f"{len(left)} shard stores are not merged yet; run `leret store merge`")
     return report
 
 
 def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) -> Iterator[str]:
-    """Yield ids of samples with rewards that do not match their rankings, if the reward needs only rankings."""
+    """Yield ids of samples with a reward that does not match the ranking, if it needs only that."""
     try:
         environment = Environment.open(run)
         name = environment.recipe.sampling.reward

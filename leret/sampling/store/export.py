@@ -42,16 +42,18 @@ _SQL = (
 def export_store(
     run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False
 ) -> int:
-    """Write a run's samples, ordered by policy, question, step, prompt and index, and return the number of samples.
+    """Write a run's samples by policy, question, step, prompt and index; return their number.
 
-    ``out`` is a file, written atomically, or an open text stream (``jsonl`` only). ``messages`` adds the messages of
-    the zero-shot prompt. ``force`` replaces an existing file.
+    ``out`` is a file, written atomically, or an open text stream (``jsonl`` only). ``messages``
+    adds the messages of the zero-shot prompt. ``force`` replaces an existing file.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     with closing(connect(run.store, read_only=True)) as database:
         database.execute("BEGIN")  # one snapshot, even if another process writes
-        columns |= {"messages": message_column(run.store)} if messages else {}
-        return export_rows(_rows(database, run.store, columns), columns, to, out, force=force)
+        if messages:
+            columns["messages"] = message_column(run.store)
+        rows = _rows(database, run.store, columns)
+        return export_rows(rows, columns, to, out, force=force)
 
 
 def export_rows(
@@ -62,7 +64,10 @@ def export_rows(
     *,
     force: bool = False,
 ) -> int:
-    """Write rows and return their number; ``columns`` maps names to types like `COLUMNS`. See `export_store`."""
+    """Write rows and return their number.
+
+    ``columns`` maps names to types like `COLUMNS`. See `export_store`.
+    """
     if not isinstance(out, Path):
         if to == "parquet":
             raise ConfigError("--out -: Parquet cannot be written to standard output; name a file")
@@ -76,10 +81,11 @@ def export_rows(
             f"--out {out} is not a file in an existing directory; choose another path"
         )
     try:
-        with atomic_file(out, "wb" if to == "parquet" else "w") as file:
-            return (
-                write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
-            )
+        if to == "parquet":
+            with atomic_file(out, "wb") as file:
+                return write_parquet(rows, file, columns)
+        with atomic_file(out, "w") as file:
+            return _write_lines(rows, file)
     except OSError as error:
         reason = error.strerror or error
         raise RunError(
@@ -90,7 +96,10 @@ def export_rows(
 def write_parquet(
     rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]
 ) -> int:
-    """Write rows as Parquet in batches and return their number; ``columns`` maps names to types like `COLUMNS`."""
+    """Write rows as Parquet in batches and return their number.
+
+    ``columns`` maps names to types like `COLUMNS`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -113,14 +122,16 @@ def write_parquet(
     schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
     n = 0
     with pq.ParquetWriter(file, schema) as writer:
-        while batch := list(islice(rows, _ROWS_A_GROUP)):
+        batch = list(islice(rows, _ROWS_A_GROUP))
+        while batch:
             writer.write_table(pa.Table.from_pylist(batch, schema))
             n += len(batch)
+            batch = list(islice(rows, _ROWS_A_GROUP))
     return n
 
 
 def message_column(store: Path) -> str:
-    """Return the type of a Parquet column for the prompts in a store: with or without native tool calls."""
+    """Return the Parquet type of a store's prompts: with or without native tool calls."""
     with closing(connect(store, read_only=True)) as database:
         [tools] = database.execute(
             "SELECT EXISTS(SELECT 1 FROM states WHERE instr(messages, '\"tools\":'))"
@@ -129,10 +140,14 @@ def message_column(store: Path) -> str:
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:
-    """Return the search query in a completion's fields: the first text with "query" in its name, else the last text."""
-    texts = {name: value for name, value in outputs.items() if isinstance(value, str)}
-    named = [value for name, value in texts.items() if "query" in name.lower()]
-    return next(iter(named or reversed(list(texts.values()))), None)
+    """Return a completion's search query: the first text named "query", else the last text."""
+    query = None
+    for name, value in outputs.items():
+        if isinstance(value, str):
+            if "query" in name.lower():
+                return value
+            query = value
+    return query
 
 
 def _rows(
@@ -148,10 +163,11 @@ def _rows(
     }
     with errors_of(path):
         for row in database.execute(_SQL):
-            yield {
-                name: parsed[name](row) if name in parsed else row[_NAMES.get(name, name)]
-                for name in columns
-            }
+            values = {}
+            for name in columns:
+                read = parsed.get(name)
+                values[name] = read(row) if read else row[_NAMES.get(name, name)]
+            yield values
 
 
 def _write_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> int:

@@ -17,29 +17,24 @@ from leret.sampling.store.store import Store
 def merge_shards(
     run: Run, shards: Iterable[Path] = (), store: Store | None = None
 ) -> dict[str, int]:
-    """Merge R/shards/*.db and the run directories ``shards`` into a run's store, then delete R/shards/*.db.
+    """Merge R/shards/*.db and the runs ``shards`` into a run's store, and delete R/shards/*.db.
 
     Return the new `Store.counts`. ``store`` is the run's store if it is already open.
     """
-    others = [Run.open(path) for path in shards]
-    for other in others:
-        refuse_changes(
-            run,
-            sampling_recipe_of(other, "leret sample RECIPE --shard I/N"),
-            other.manifest.digests,
-        )
-        if _prompts(other) != _prompts(run):
+    stores: list[Path] = []
+    for shard in map(Run.open, shards):
+        recipe = sampling_recipe_of(shard, "leret sample RECIPE --shard I/N")
+        refuse_changes(run, recipe, shard.manifest.digests)
+        if _prompts(shard) != _prompts(run):
             raise RunError(
-                f"{other.path}/prompts and {run.path}/prompts differ; merge only runs with the same prompts"
+                f"{shard.path}/prompts and {run.path}/prompts differ; "
+                "merge only runs with the same prompts"
             )
+        stores += [shard.store, *shard_stores(shard)]
     with nullcontext(store) if store is not None else Store(run.store) as target:
-        for path in [
-            path
-            for other in others
-            for path in (other.store, *shard_stores(other))
-            if path.is_file()
-        ]:
-            target.merge(path)
+        for path in stores:
+            if path.is_file():
+                target.merge(path)
         for path in shard_stores(run):
             with Store(path):  # raises if the shard is in use
                 target.merge(path)

@@ -1,7 +1,8 @@
 """The store: states and samples in one SQLite file, written in batches, read by id or in a fixed order.
 
-One process writes; other processes may read. The samples of a prompt at a state share a transaction, so a kill loses
-all or none of the samples. Ids are digests of the row's content, so adding or merging a row twice has no effect.
+One process writes; other processes may read. The samples of a prompt at a state share a
+transaction, so a kill loses all or none of the samples. Ids are digests of the row's content, so
+adding or merging a row twice has no effect.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ TOKEN_COLUMNS = (
 )
 """Columns of ``samples`` that schema 2 lacks. Ids are int32 and log-probabilities float32, little-endian.
 
-``token_ids`` and ``logprobs`` are null without `sampling.token_ids`; the ids are then in ``sampled_ids``.
+``token_ids`` and ``logprobs`` are null without `sampling.token_ids`; the ids are then in
+``sampled_ids``.
 """
 
 _MISSING_COLUMNS = {2: TOKEN_COLUMNS, 3: TOKEN_COLUMNS[2:]}
@@ -112,8 +114,9 @@ _DONE_SQL = (
 class PathStep(NamedTuple):
     """One step on a question's path.
 
-    ``chosen`` is the sample that continued the path. ``outcome`` is ``next`` (the path continues), ``finished`` (the
-    program returned), ``solved`` (every rewarded sample ranks all gold documents first) or ``stuck`` (no rewards).
+    ``chosen`` is the sample that continued the path. ``outcome`` is ``next`` (the path continues),
+    ``finished`` (the program returned), ``solved`` (every rewarded sample ranks all gold documents
+    first) or ``stuck`` (no rewards).
     """
 
     question_id: str
@@ -145,7 +148,8 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     ids = _packed(sample.token_ids, "i")
     sampled_ids = None
     if sample.logprobs is None:
-        ids, sampled_ids = None, ids
+        sampled_ids = ids
+        ids = None
     return (
         sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed,
         sample.completion, dump(sample.outputs), dump(sample.doc_ids), dump(sample.scores),
@@ -159,10 +163,12 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
 def sample_of(row: sqlite3.Row) -> Sample:
     """Return the sample of a row; inverse of `sample_row`.
 
-    A row without a finish reason, from an older version of leret, was cut if it has ``max_tokens`` tokens.
+    A row without a finish reason, from an older version of leret, was cut if it has ``max_tokens``
+    tokens.
     """
     columns = dict(row)  # schemas 2 and 3 lack some
-    kind, logprobs = row["failure_kind"], columns.get("logprobs")
+    kind = row["failure_kind"]
+    logprobs = columns.get("logprobs")
     ids = columns.get("token_ids") or columns.get("sampled_ids")
     finish = columns.get("finish_reason")
     if finish is None and (row["n_completion_tokens"] or 0) >= row["max_tokens"]:
@@ -177,18 +183,25 @@ def sample_of(row: sqlite3.Row) -> Sample:
 
 
 def _packed(values: Sequence[float] | None, kind: str) -> bytes | None:
-    return None if values is None else struct.pack(f"<{len(values)}{kind}", *values)
+    if values is None:
+        return None
+    return struct.pack(f"<{len(values)}{kind}", *values)
 
 
 def _values(blob: bytes | None, kind: str) -> tuple[Any, ...] | None:
-    return None if blob is None else struct.unpack(f"<{len(blob) // 4}{kind}", blob)
+    if blob is None:
+        return None
+    return struct.unpack(f"<{len(blob) // 4}{kind}", blob)
 
 
 dump = json_encoder(separators=(",", ":"))
 
 
 class Store:
-    """States, samples and visits of a run. A missing file is created; ``read_only`` takes no lock."""
+    """States, samples and visits of a run.
+
+    A missing file is created; ``read_only`` takes no lock.
+    """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
@@ -213,7 +226,10 @@ class Store:
         self._pending["states"].append(state_row(state))
 
     def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None:
-        """Add samples in one transaction; a stored sample is replaced only if it failed in an outage."""
+        """Add samples in one transaction.
+
+        A stored sample is replaced only if it failed in an outage.
+        """
         self._pending["samples"].extend(sample_row(sample, origin) for sample in samples)
         late = time.monotonic() - self._last_flush > _FLUSH_S
         if late or len(self._pending["samples"]) >= _FLUSH_ROWS:
@@ -222,18 +238,23 @@ class Store:
     def put_rewards(self, samples: Iterable[Sample], name: int | None = None) -> None:
         """Replace the reward and components of rewarded samples in one transaction.
 
-        The same commit puts into effect the run.yaml sections that `leret.core.runs.Run.prepare` returned ``name`` for.
+        The same commit puts into effect the run.yaml sections that `leret.core.runs.Run.prepare`
+        returned ``name`` for.
         """
-        self._name = self._name if name is None else name
-        self._new_rewards.extend(
-            (sample.reward, dump(sample.components), sample.id) for sample in samples
-        )
+        if name is not None:
+            self._name = name
+        for sample in samples:
+            self._new_rewards.append((sample.reward, dump(sample.components), sample.id))
 
     def put_visit(self, visit: PathStep) -> None:
         self._pending["visits"].append(visit)
 
     def flush(self) -> None:
-        """Commit; RunError if the disk is full or a row breaks a constraint. Earlier commits remain."""
+        """Commit.
+
+        Raises:
+            RunError: the disk is full or a row breaks a constraint. Earlier commits remain.
+        """
         self._last_flush = time.monotonic()
         if not any(self._pending.values()) and not self._new_rewards and self._name is None:
             return
@@ -245,19 +266,24 @@ class Store:
             self._database.executemany(_REWARD_SQL, self._new_rewards)
             if self._name is not None:
                 self._database.execute(f"PRAGMA application_id = {self._name}")
-        self._new_rewards, self._name = [], None
+        self._new_rewards = []
+        self._name = None
         self._pending = {table: [] for table in _PUT}
 
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
-        """Add another store's committed rows, or those of ``question_ids``; rows are replaced as in `put_samples`."""
+        """Add another store's committed rows, or those of ``question_ids``.
+
+        Rows are replaced as in `put_samples`.
+        """
         self.flush()
-        with closing(connect(path, read_only=True)) as other:  # raises if the schema differs
-            n_columns = len(other.execute("PRAGMA table_info(samples)").fetchall())
+        with closing(connect(path, read_only=True)) as source:  # raises if the schema differs
+            n_columns = len(source.execute("PRAGMA table_info(samples)").fetchall())
         rest = {"samples": ", NULL" * (_N_COLUMNS["samples"] - n_columns)}
-        where = (
-            "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
-        )
-        values = () if question_ids is None else (json.dumps(list(question_ids)),)
+        where = "true"
+        values: tuple[str, ...] = ()
+        if question_ids is not None:
+            where = "question_id IN (SELECT value FROM json_each(?))"
+            values = (json.dumps(list(question_ids)),)
         with errors_of(path):
             self._database.execute("ATTACH ? AS other", (read_uri(path),))
             try:
@@ -283,12 +309,11 @@ class Store:
 
     def visits(self, policy_digest: str, question_id: str) -> list[PathStep]:
         sql = "SELECT * FROM visits WHERE question_id = ? AND policy_digest = ? ORDER BY step"
-        return [
-            PathStep(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)
-        ]
+        rows = self._read(sql, (question_id, policy_digest), flush=False)
+        return [PathStep(**row) for row in rows]
 
     def done(self, policy_digest: str) -> set[str]:
-        """Return the ids of questions with a finished path and no samples that failed in an outage."""
+        """Return the questions with a finished path and no sample that failed in an outage."""
         return self._ids(_DONE_SQL, (policy_digest, policy_digest))
 
     def begun(self, policy_digest: str) -> set[str]:
@@ -297,11 +322,10 @@ class Store:
         return self._ids(sql, (policy_digest,) * 3)
 
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Yield the samples of each visit, ordered by policy, question, step, state, prompt and index."""
+        """Yield each visit's samples by policy, question, step, state, prompt and index."""
         self.flush()
-        where, values = (
-            ("WHERE s.policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
-        )
+        where = "WHERE s.policy_digest = ?" if policy_digest else ""
+        values = (policy_digest,) if policy_digest else ()
         sql = (
             "SELECT s.*, t.predictor, t.inputs, t.messages, v.parent FROM samples s JOIN states t ON t.id = s.state_id "
             "LEFT JOIN visits v ON (v.question_id, v.step, v.policy_digest) = (s.question_id, s.step, s.policy_digest) "
@@ -314,7 +338,8 @@ class Store:
             ):
                 members = list(group)
                 row = members[0]
-                inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
+                inputs = json.loads(row["inputs"])
+                messages = tuple(json.loads(row["messages"]))
                 names = row["state_id"], row["question_id"], step, row["predictor"]
                 state = State(*names, inputs, messages, row["parent"])
                 yield StateSamples(state, digest, tuple(map(sample_of, members)))
@@ -333,27 +358,29 @@ class Store:
         return [row["policy_digest"] for row in self._read(sql)]
 
     def reward_range(self) -> tuple[float, float]:
-        return tuple(
-            self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0]
-        )
+        sql = "SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples"
+        [row] = self._read(sql)
+        return tuple(row)
 
     def counts(self, policy_digest: str | None = None) -> dict[str, int]:
         """Count ``states``, ``samples``, ``rewarded``, and failures by kind as ``failed_KIND``."""
-        where, values = ("WHERE policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
-        counts = self._read(
-            "SELECT count(DISTINCT state_id || step) AS states, count(*) AS samples, count(reward) AS rewarded "
-            f"FROM samples {where}",
+        where = "WHERE policy_digest = ?" if policy_digest else ""
+        values = (policy_digest,) if policy_digest else ()
+        [row] = self._read(
+            "SELECT count(DISTINCT state_id || step) AS states, count(*) AS samples, "
+            f"count(reward) AS rewarded FROM samples {where}",
             values,
-        )[0]
-        kinds = (
-            f"SELECT failure_kind AS kind, count(*) AS n FROM samples {where} GROUP BY 1 ORDER BY 1"
         )
-        failed = {
-            f"failed_{row['kind']}": row["n"]
-            for row in self._read(kinds, values)
-            if row["kind"] is not None
-        }
-        return dict(counts) | failed
+        counts = dict(row)
+        failures = self._read(
+            "SELECT failure_kind AS kind, count(*) AS n FROM samples "
+            f"{where} GROUP BY 1 ORDER BY 1",
+            values,
+        )
+        for failure in failures:
+            if failure["kind"] is not None:
+                counts[f"failed_{failure['kind']}"] = failure["n"]
+        return counts
 
     def _read(self, sql: str, values: Sequence[Any] = (), flush: bool = True) -> list[sqlite3.Row]:
         if flush:
@@ -372,25 +399,28 @@ class Store:
 
 
 def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
-    """Return the samples that continued the finished paths of the run's last policy, by question and step."""
+    """Return the last policy's samples on finished paths, by question and step."""
     digest = run.manifest.policy_digest
     paths: dict[str, dict[int, Sample]] = {}
     with Store(run.store, read_only=True) as store:
         for group in store.finished(digest):
-            chosen = {
-                step.step: step.chosen
-                for step in store.visits(group.policy_digest, group.state.task_id)
-            }
+            state = group.state
+            visits = store.visits(group.policy_digest, state.task_id)
+            chosen = {visit.step: visit.chosen for visit in visits}
             for sample in group.samples:
-                if sample.id == chosen.get(group.state.step):
-                    paths.setdefault(group.state.task_id, {})[group.state.step] = sample
+                if sample.id == chosen.get(state.step):
+                    path = paths.setdefault(state.task_id, {})
+                    path[state.step] = sample
     return paths
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Open or create a store; RunError if it is damaged, has another schema, or is missing with ``read_only``.
+    """Open or create a store.
 
-    A store of an older schema gets the columns that it lacks; with ``read_only`` it is read without them.
+    RunError if it is damaged, has another schema, or is missing with ``read_only``.
+
+    A store of an older schema gets the columns that it lacks; with ``read_only`` it is read without
+    them.
     """
     if read_only and not path.is_file():
         raise RunError(
@@ -411,9 +441,8 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
             )
             version = STORE_SCHEMA
         if version in _MISSING_COLUMNS and not read_only:
-            added = "".join(
-                f"ALTER TABLE samples ADD COLUMN {column};" for column in _MISSING_COLUMNS[version]
-            )
+            columns = _MISSING_COLUMNS[version]
+            added = "".join(f"ALTER TABLE samples ADD COLUMN {column};" for column in columns)
             database.executescript(f"BEGIN;{added}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
