@@ -164,8 +164,8 @@ def folders(package: str = "leret") -> dict[str, int]:
     return found
 
 
-def without_twin(modules: dict[str, Path], least: int = 80) -> list[str]:
-    """Modules of more than ``least`` lines that have no test file of their own."""
+def without_twin(modules: dict[str, Path], least: int = 500) -> list[str]:
+    """Modules of more than ``least`` AST nodes that have no test file of their own."""
     missing = []
     for module, path in modules.items():
         inside = path.relative_to(ROOT / "leret")
@@ -173,7 +173,7 @@ def without_twin(modules: dict[str, Path], least: int = 80) -> list[str]:
         twins += [ROOT / "tests" / f"test_{inside.name}"] if len(inside.parts) == 1 else []
         if path.name == "__init__.py":
             twins = [ROOT / "tests" / inside.parent / f"test_{inside.parent.name}.py"]
-        if len(path.read_text(encoding="utf-8").splitlines()) > least and not any(twin.is_file() for twin in twins):
+        if not any(twin.is_file() for twin in twins) and nodes([path]) > least:
             missing.append(module)
     return missing
 
@@ -221,7 +221,7 @@ def main(details: bool) -> None:
     print(f"entries of the largest folder     {largest[1]} ({largest[0]})")
     print(f"import circles                    {len(circles(graph(modules)))}")
     print(f"class names of two meanings       {len(class_names(modules))}")
-    print(f"modules of 80+ lines, no twin     {len(without_twin(modules))}")
+    print(f"modules of 500+ nodes, no twin    {len(without_twin(modules))}")
 
     dense = Counter(kind for path in modules.values() for kind, _ in squeezed(path))
     for kind, n in sorted(dense.items()):

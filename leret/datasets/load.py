@@ -196,12 +196,12 @@ def _tasks(
                     fault += "; data.merge_questions: true merges equal questions"
                 raise BadRecord("duplicate id", fault)
             cell = record.value.get("relevant_doc_ids")
-            is_text = isinstance(cell, str) and task.gold == (cell,)
+            text = cell if isinstance(cell, str) and task.gold == (cell,) else None
             if corpus is not None:
-                whole = replace(task, gold=_ids_in(cell, ids)) if is_text else task
+                whole = task if text is None else replace(task, gold=_ids_in(text, ids))
                 yield _with_gold(whole, ids, parents, hint, coverage)
                 continue
-            if is_text and re.search(_SEPARATORS[-1], cell):
+            if text is not None and re.search(_SEPARATORS[-1], text):
                 problems.left_out[UNSPLIT] += 1
             yield task
 

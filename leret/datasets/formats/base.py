@@ -152,10 +152,11 @@ def optional_number(record: Fields, name: str) -> int | None:
     value = record.get(name)
     if _is_blank(value):
         return None
-    is_number = isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value)
-    if type(value) is not int and not is_number:
-        raise wrong(name, value, "a whole number")
-    return int(value)
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+        return int(value)
+    raise wrong(name, value, "a whole number")
 
 
 def _is_blank(value: Any) -> bool:
