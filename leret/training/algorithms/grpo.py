@@ -55,10 +55,7 @@ def advantages(
 
 
 def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
-    """Return the clipped surrogate loss of token ratios, plus the KL penalty.
-
-    Source: arXiv 2402.03300, eq. 3.
-    """
+    """Return the clipped loss of token ratios, plus the KL penalty (arXiv 2402.03300, eq. 3)."""
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 

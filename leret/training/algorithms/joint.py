@@ -1,8 +1,8 @@
 """`joint`: train a picker and a writer together, from one tree of samples per task.
 
 A round draws ``picker.num_generations`` picks at a state and follows each distinct one with
-``writer.num_generations`` completions. A pick's reward is the mean reward of its completions, and the same completions
-are the group that trains the writer.
+``writer.num_generations`` completions. A pick's reward is the mean reward of its completions, and
+the same completions are the group that trains the writer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,24 @@ if TYPE_CHECKING:
     from leret.training.online.joint import JointLearner
 
 OF_ACTORS = (
-    "init_from", "num_generations", "temperature", "top_p", "max_completion_length", "learning_rate", "optim",
-    "weight_decay", "max_grad_norm", "per_device_train_batch_size", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
-    "num_iterations", "num_mini_batches",
-)  # fmt: skip
-"""Keys of `RoundRecipe` that each actor's section has, besides the keys of its algorithm; all others apply to both."""
+    "init_from",
+    "num_generations",
+    "temperature",
+    "top_p",
+    "max_completion_length",
+    "learning_rate",
+    "optim",
+    "weight_decay",
+    "max_grad_norm",
+    "per_device_train_batch_size",
+    "lr_scheduler_type",
+    "warmup_ratio",
+    "warmup_steps",
+    "num_iterations",
+    "num_mini_batches",
+)
+"""Keys of `RoundRecipe` that each actor's section has, besides the keys of its algorithm; all
+others apply to both."""
 
 Actor = Literal["picker", "writer"]
 
@@ -60,14 +73,12 @@ class JointRecipe(RoundRecipe):
             "picker": self.picker.predictors or tuple(picks),
             "writer": self.writer.predictors or tuple(writers),
         }
-        actors = {
-            actor: getattr(self, actor).model_copy(update={"predictors": each})
-            for actor, each in names.items()
-        }
-        both = (
-            tuple(name for each in names.values() for name in each) if all(names.values()) else ()
-        )
-        return self.model_copy(update={**actors, "predictors": both})
+        keys: dict[str, Any] = {"predictors": ()}
+        for actor, predictors in names.items():
+            keys[actor] = getattr(self, actor).model_copy(update={"predictors": predictors})
+        if all(names.values()):
+            keys["predictors"] = (*names["picker"], *names["writer"])
+        return self.model_copy(update=keys)
 
     def actor(self, name: Actor, n_tasks: int) -> Any:
         """Return the recipe of an actor, with the keys that apply to both actors."""
@@ -78,12 +89,14 @@ class JointRecipe(RoundRecipe):
 
     @model_validator(mode="after")
     def _has_each_key_in_its_place(self) -> JointRecipe:
-        if wrong := changed_keys(self, OF_ACTORS):
+        wrong = changed_keys(self, OF_ACTORS)
+        if wrong:
             raise ValueError(
                 f"{wrong[0]} is a key of each actor; set picker.{wrong[0]} or writer.{wrong[0]}"
             )
         for name, section in (("picker", self.picker), ("writer", self.writer)):
-            if wrong := changed_keys(section, _SHARED):
+            wrong = changed_keys(section, _SHARED)
+            if wrong:
                 raise ValueError(
                     f"{name}.{wrong[0]} applies to both actors; remove it, or set {wrong[0]}"
                 )
@@ -95,11 +108,13 @@ class JointRecipe(RoundRecipe):
             raise ValueError(f"writer.engine: {self.writer.engine} trains one policy; remove it")
         if (self.groups, self.states, self.credit) != ("state", "live", "final"):
             raise ValueError(
-                "joint samples trees from fresh states with the final reward; remove groups, states, credit"
+                "joint samples trees from fresh states with the final reward; remove groups, "
+                "states, credit"
             )
         if self.picker.num_generations * self.writer.num_generations < 2:
             raise ValueError(
-                "one pick with one completion leaves nothing to compare; raise num_generations of one"
+                "one pick with one completion leaves nothing to compare; raise num_generations of "
+                "one"
             )
         return self
 
@@ -113,14 +128,17 @@ _SHARED = [
 
 @dataclass(frozen=True, slots=True)
 class JointAlgorithm(OnlineAlgorithm):
-    """An algorithm with two learners; ``objective`` is a pair, for the picker and for the writer."""
+    """An algorithm with two learners.
+
+    ``objective`` is a pair, for the picker and for the writer.
+    """
 
     def find_initial(self, run: Run, recipe: JointRecipe) -> InitialPolicy:
         """Return the writer's initial policy, with both in ``actors`` and a digest of both."""
         writer = find_initial(run, recipe.writer.init_from, recipe.writer.predictors)
         actors = {"picker": find_picker(run, recipe.picker), "writer": writer}
-        total = max(one.total_steps for one in actors.values())
-        whole = digest(*(one.digest for one in actors.values()))
+        total = max(policy.total_steps for policy in actors.values())
+        whole = digest(*(policy.digest for policy in actors.values()))
         return InitialPolicy(writer.name, writer.directory, whole, total, writer.template, actors)
 
     def learner(self, job: TrainingJob, device: str) -> JointLearner:

@@ -1,4 +1,4 @@
-"""`pqn`: train a picker's values on whole trajectories, as in Q-RAG (arXiv 2511.07328) and PQN (arXiv 2407.04811)."""
+"""`pqn`: train a picker's values on trajectories, as in Q-RAG and PQN (arXiv 2407.04811)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ class PQNRecipe(PickingRecipe):
 
 
 class ValueMethod:
-    """Losses on values of picks (`leret.training.online.picking.Method`); the reference is the target network."""
+    """Losses on values of picks (`leret.training.online.picking.Method`).
+
+    The reference is the target network.
+    """
 
     def __init__(self, recipe: PQNRecipe, temperature: float) -> None:
         self.recipe, self.temperature = recipe, temperature
@@ -105,23 +108,24 @@ class ValueMethod:
             rewards, as_table(values, batch.rollouts)[0], mask.float(), recipe.gamma, recipe.lam
         )
         last = as_table(batch.rewards, batch.rollouts)[0].gather(1, mask.sum(1, keepdim=True) - 1)
-        entry = {
+        figures = {
             "reward": float(last.mean()),
             "value": float(values.mean()),
             "alpha": self.temperature * share,
         }
-        return replace(batch, targets=returns[mask]), entry
+        return replace(batch, targets=returns[mask]), figures
 
     def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
-        """Return each state's squared error as ``loss``, averaged over heads; only picked candidates are encoded."""
+        """Return each state's squared error as ``loss``, averaged over heads.
+
+        Only picked candidates are encoded.
+        """
         import torch
 
-        q = (
-            torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist()))
-            .flatten(1)
-            .cpu()
-        )
-        return {"loss": ((q - batch.targets[:, None]) ** 2).mean(1)}
+        rows = picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())
+        q = torch.stack(rows).flatten(1).cpu()
+        errors = q - batch.targets[:, None]
+        return {"loss": (errors**2).mean(1)}
 
     def after_step(self, picker: Picker) -> None:
         import torch
@@ -136,7 +140,7 @@ class ValueMethod:
 
 
 def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
-    """Return each state's value: ``temperature * log(sum(exp(q / temperature)))`` over its k best candidates.
+    """Return each state's value: ``temperature * log(sum(exp(q / temperature)))`` over its k best.
 
     ``q`` is (..., n_candidates), and the result is (...). Temperature 0 gives the maximum.
     Source: Q-RAG, arXiv 2511.07328, section 3 (Haarnoja et al. 2017, arXiv 1702.08165, eq. 3).

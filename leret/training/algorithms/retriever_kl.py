@@ -1,8 +1,9 @@
-"""KL training of a retriever: the softmax of its scores moves towards that of the rewards that documents earned.
+"""KL training of a retriever: the softmax of its scores moves towards that of documents' rewards.
 
-The rows need no gold documents: a document's score is the mean reward of the samples that found it. Models are dense
-or multi-vector models of sentence-transformers, trained by that library's trainer and KL loss. REPLUG (arXiv
-2301.12652) and LAPDOG (arXiv 2406.18847) train retrievers with such a loss.
+The rows need no gold documents: a document's score is the mean reward of the samples that found it.
+Models are dense or multi-vector models of sentence-transformers, trained by that library's trainer
+and KL loss. REPLUG (arXiv 2301.12652) and LAPDOG (arXiv 2406.18847) train retrievers with such a
+loss.
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ if TYPE_CHECKING:
     from leret.training.job import TrainingJob
 
 ROW_COLUMNS = {
-    "question_id": "string", "predictor": "string", "query": "string", "doc_ids": "strings", "documents": "strings",
+    "question_id": "string",
+    "predictor": "string",
+    "query": "string",
+    "doc_ids": "strings",
+    "documents": "strings",
     "scores": "floats",
-}  # fmt: skip
+}
 """Columns of `retriever_rows`."""
 
 _MIN_SPREAD = 1e-9
@@ -81,22 +86,22 @@ class RetrieverKLRecipe(TrainingRecipe):
         return True  # no later round starts from a retriever
 
     def n_steps(self, n_inputs: int) -> int:
-        batches = -(
-            -n_inputs // (self.per_device_train_batch_size * self.gradient_accumulation_steps)
-        )
+        per_step = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        batches = -(-n_inputs // per_step)
         return self.max_steps or max(1, round(batches * self.num_train_epochs))
 
     @model_validator(mode="after")
     def _has_no_validation(self) -> Self:
         if self.eval_steps is not None:
             raise ValueError(
-                "retriever-kl has no validation; remove eval_steps and compare with leret eval-retriever"
+                "retriever-kl has no validation; remove eval_steps and compare with leret "
+                "eval-retriever"
             )
         return self
 
 
 def document_scores(samples: Sequence[Sample], unparsed_reward: float | None) -> dict[str, float]:
-    """Return the mean reward of the samples that found each document, without documents that all samples found."""
+    """Return the mean reward of the samples that found each document, if not all found it."""
     scored = training_rewards(samples, unparsed_reward)
     rewards = defaultdict(list)
     for sample, reward in scored:
@@ -113,15 +118,17 @@ def retriever_rows(
     predictors: Sequence[str] | None = None,
     settings: Any = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per state with documents of different scores: the question, the documents, and their scores.
+    """Yield the question, documents and scores of each state with documents of different scores.
 
-    ``settings`` (of kind dense or colbert) add the prefixes and the separator that an index adds to the texts.
+    ``settings`` (of kind dense or colbert) add the prefixes and the separator that an index adds to
+    the texts.
 
     Raises:
         RunError: a question or document of the samples is not in the run's data.
     """
     tasks = {task.id: task for task in environment.tasks(check=False)}
-    samples, corpus = RunSamples(run, predictors), environment.corpus
+    samples = RunSamples(run, predictors)
+    corpus = environment.corpus
     unparsed_reward = samples.unparsed_reward
     for group in samples.groups():
         scores = document_scores(group.samples, unparsed_reward)
@@ -132,7 +139,8 @@ def retriever_rows(
         if task is None or unknown:
             what = f"document {unknown[0]!r}" if unknown else f"question {group.state.task_id}"
             raise RunError(
-                f"{what} was sampled but is not in the run's data; set data.corpus and data.questions"
+                f"{what} was sampled but is not in the run's data; set data.corpus and "
+                "data.questions"
             )
         best = sorted(scores, key=lambda doc_id: (-scores[doc_id], doc_id))
         yield {
@@ -151,41 +159,40 @@ def _text(document: Document, settings: Any) -> str:
 
 
 def examples(recipe: RetrieverKLRecipe, rows: Sequence[Mapping[str, Any]]) -> list[TrainingExample]:
-    """Return rows of ``num_documents`` documents each; ``completions`` are the documents, ``scores`` their scores.
+    """Return rows of ``num_documents`` documents each.
 
-    A row that is too long keeps its best documents as one half, and a random choice of the others. A short row gets
-    random documents of other questions, with its lowest score.
+    ``completions`` are the documents, ``scores`` their scores.
+
+    A row that is too long keeps its best documents as one half, and a random choice of the others.
+    A short row gets random documents of other questions, with its lowest score.
     """
-    rng, n = random.Random(recipe.seed), recipe.num_documents
-    texts_by_id = {
-        key: text
-        for row in rows
-        for key, text in zip(row["doc_ids"], row["documents"], strict=True)
-    }
+    rng = random.Random(recipe.seed)
+    n = recipe.num_documents
+    texts_by_id: dict[str, str] = {}
+    for row in rows:
+        texts_by_id |= zip(row["doc_ids"], row["documents"], strict=True)
     pool = sorted(texts_by_id.items())
     result = []
     for row in rows:
-        entries = list(zip(row["documents"], row["scores"], strict=True))
-        if len(entries) > n:
+        scored = list(zip(row["documents"], row["scores"], strict=True))
+        if len(scored) > n:
             middle = n // 2
-            entries = entries[:middle] + rng.sample(entries[middle:], n - middle)
-        if n > len(entries):
-            others = [
-                text
-                for doc_id, text in rng.sample(pool, min(len(pool), 2 * n))
-                if doc_id not in row["doc_ids"]
-            ]
-            entries += [(text, row["scores"][-1]) for text in others[: n - len(entries)]]
-        if len(entries) == n:
-            texts, scores = zip(*entries, strict=True)
+            scored = scored[:middle] + rng.sample(scored[middle:], n - middle)
+        if len(scored) < n:
+            candidates = rng.sample(pool, min(len(pool), 2 * n))
+            texts = [text for doc_id, text in candidates if doc_id not in row["doc_ids"]]
+            lowest = row["scores"][-1]
+            scored += [(text, lowest) for text in texts[: n - len(scored)]]
+        if len(scored) == n:
+            documents, scores = zip(*scored, strict=True)
             prompt = ({"role": "user", "content": row["query"]},)
-            result.append(TrainingExample(row["question_id"], prompt, texts, scores))
+            result.append(TrainingExample(row["question_id"], prompt, documents, scores))
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class RetrieverAlgorithm:
-    """An algorithm that trains the run's retriever, or another one, on rows of the run's samples."""
+    """An algorithm that trains a retriever on rows of the run's samples."""
 
     settings: type[RetrieverKLRecipe] = RetrieverKLRecipe
 
@@ -203,7 +210,8 @@ class RetrieverAlgorithm:
             settings = next(_models_of(sampling_recipe_of(run).retriever), None)
             if settings is None:
                 raise TrainingError(
-                    f"{run.path} was sampled without a dense or colbert retriever; set init_from to a model directory"
+                    f"{run.path} was sampled without a dense or colbert retriever; set init_from "
+                    "to a model directory"
                 )
             if isinstance(settings, DenseSettings) and settings.query_model:
                 raise TrainingError(
@@ -220,17 +228,18 @@ class RetrieverAlgorithm:
     ) -> list[TrainingExample]:
         directory = self.find_initial(run, recipe).directory
         kind = ColbertSettings if is_multi_vector(directory) else DenseSettings
-        fitting = (
-            one for one in _models_of(sampling_recipe_of(run).retriever) if isinstance(one, kind)
-        )
-        settings = next(fitting, None) or kind.model_validate({_KEYS[kind]: str(directory)})
+        models = _models_of(sampling_recipe_of(run).retriever)
+        settings = next((model for model in models if isinstance(model, kind)), None)
+        if settings is None:
+            settings = kind.model_validate({_KEYS[kind]: str(directory)})
         with Environment.open(run) as data:
             rows = list(retriever_rows(run, data, recipe.predictors, settings))
         targets = examples(recipe, rows)
         if not targets:
             raise TrainingError(
-                f"the run has no rows for retriever-kl: {len(rows)} states have documents with different rewards, and "
-                f"num_documents is {recipe.num_documents}; sample more questions, or more samples per state"
+                f"the run has no rows for retriever-kl: {len(rows)} states have documents with "
+                f"different rewards, and num_documents is {recipe.num_documents}; sample more "
+                "questions, or more samples per state"
             )
         return targets
 
@@ -250,9 +259,8 @@ def make_trainer(job: TrainingJob, device: str) -> Any:
     recipe: Any = job.recipe
     name = "MultiVectorEncoder" if is_multi_vector(job.initial.directory) else "SentenceTransformer"
     model = open_model(name, job.initial.directory, device, "dense")
-    arguments = trainer_arguments(
-        recipe, TrainerInputs(model, None, (), job.directory.path, device, recipe.max_steps)
-    )
+    inputs = TrainerInputs(model, None, (), job.directory.path, device, recipe.max_steps)
+    arguments = trainer_arguments(recipe, inputs)
     columns = _columns(job.inputs, recipe, model.tokenizer)
     temperatures = {
         "student_temperature": recipe.temperature,
@@ -264,14 +272,12 @@ def make_trainer(job: TrainingJob, device: str) -> Any:
     else:
         temperatures["student_temperature"] = recipe.temperature or 1.0
         loss = MultiVectorDistillKLDivLoss(model, **temperatures)
-        roles = {
-            column: "query" if column == "query" else "document"
-            for column in columns
-            if column != "label"
-        }
-        arguments["prompts"] = {
-            column: model.prompts[role] for column, role in roles.items() if model.prompts[role]
-        }
+        prompts = {}
+        for column in columns:
+            prompt = model.prompts["query" if column == "query" else "document"]
+            if prompt and column != "label":
+                prompts[column] = prompt
+        arguments["prompts"] = prompts
     kind = getattr(library, f"{name}Trainer")
     # The callback for sentence-transformers' model card computes embeddings; leret writes another card.
     kind = type(kind.__name__, (kind,), {"add_model_card_callback": lambda *_: None})
@@ -282,30 +288,31 @@ def make_trainer(job: TrainingJob, device: str) -> Any:
 def _columns(rows: Any, recipe: RetrieverKLRecipe, tokenizer: Any) -> dict[str, list[Any]]:
     """Return the columns that the losses of sentence-transformers take."""
     columns = {"query": [row.prompt[0]["content"] for row in rows]}
-    columns |= {
-        f"document_{i}": [row.completions[i] for row in rows] for i in range(recipe.num_documents)
-    }
+    for i in range(recipe.num_documents):
+        columns[f"document_{i}"] = [row.completions[i] for row in rows]
     if recipe.max_length is not None:
-        columns = {
-            name: _shorten(tokenizer, texts, recipe.max_length) for name, texts in columns.items()
-        }
-    return columns | {"label": [list(row.scores) for row in rows]}
+        for name, texts in columns.items():
+            columns[name] = _shorten(tokenizer, texts, recipe.max_length)
+    columns["label"] = [list(row.scores) for row in rows]
+    return columns
 
 
 def _shorten(tokenizer: Any, texts: list[str], max_length: int) -> list[str]:
     """Shorten the texts, because a lower limit of the model would be saved with the model."""
     encoded = tokenizer(texts, truncation=True, max_length=max_length, return_offsets_mapping=True)
-    return [
-        text[: max(end for _, end in ends)]
-        for text, ends in zip(texts, encoded["offset_mapping"], strict=True)
-    ]
+    shortened = []
+    for text, offsets in zip(texts, encoded["offset_mapping"], strict=True):
+        end = max(end for _, end in offsets)
+        shortened.append(text[:end])
+    return shortened
 
 
 def _models_of(settings: RetrieverSettings) -> Iterator[DenseSettings | ColbertSettings]:
     """Yield the settings of a retriever, or of a hybrid's engines, that name a trainable model."""
-    for one in settings.engines if isinstance(settings, HybridSettings) else (settings,):
-        if isinstance(one, DenseSettings | ColbertSettings):
-            yield one
+    engines = settings.engines if isinstance(settings, HybridSettings) else (settings,)
+    for engine in engines:
+        if isinstance(engine, DenseSettings | ColbertSettings):
+            yield engine
 
 
 RETRIEVER_KL = RetrieverAlgorithm()

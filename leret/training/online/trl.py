@@ -1,7 +1,8 @@
-"""Train on a run's stored states with TRL's unmodified GRPOTrainer or RLOOTrainer, on one or several GPUs.
+"""Training on a run's stored states with TRL's unmodified GRPOTrainer or RLOOTrainer.
 
-A row holds a state's prompt and id. The reward function continues the program from the state with each completion and
-scores the result as `RoundSampler` does. The completions of a generation batch share one retriever call.
+A row holds a state's prompt and id. The reward function continues the program from the state with
+each completion and scores the result as `RoundSampler` does. The completions of a generation batch
+share one retriever call.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from leret.training.model import load_for_training
 
 
 class _StateCollector(StateSampler):
-    """Records the states that a path visits at the trained predictors, each with its `Point`, without sampling."""
+    """Records the states at trained predictors, each with its `Point`, without sampling."""
 
     points: dict[str, tuple[Point, State]]
 
@@ -52,7 +53,7 @@ class _StateCollector(StateSampler):
 
 
 class StoredStates(RoundSampler):
-    """A run's sampled states as dataset rows, and TRL's reward function for completions at these states."""
+    """A run's sampled states as dataset rows, and TRL's reward function for completions."""
 
     __name__ = "reward"
 
@@ -88,26 +89,29 @@ class StoredStates(RoundSampler):
     ) -> list[float | None]:
         """Return the reward of each completion; None means that an outage prevented its scoring."""
         texts = [str(turns[0]["content"]) for turns in completions]
-        self.policy.renew(
-            digest("trl", trainer_state.global_step)
-        )  # used with sampling.credit: final
-        groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
+        step = trainer_state.global_step
+        self.policy.renew(digest("trl", step))  # used with sampling.credit: final
+        groups = asyncio.run(self._score(texts, state, step))
         for _, samples in groups:
             self.stats.count(samples)
-        refuse_failures(
-            self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0
-        )
-        members = [member for _, samples in self._scored(groups) for member in samples]
-        values = tensor([value for _, value in members])
-        for name, value in self._facts(
-            groups, *self._parts([sample for sample, _ in members]), values
-        ).items():
-            log_metric(name, value)
-        rewards = {sample.id: value for sample, value in members}
-        by_state = {
-            one.id: iter([rewards.get(sample.id) for sample in samples]) for one, samples in groups
-        }
+        max_error_rate = self._environment.recipe.sampling.max_error_rate
+        refuse_failures(self.stats, max_error_rate, max_unparsed_rate=1.0)
+        rewards = self._log_rewards(groups, log_metric)
+        by_state = {}
+        for sampled, samples in groups:
+            by_state[sampled.id] = iter([rewards.get(sample.id) for sample in samples])
         return [next(by_state[name]) for name in state]
+
+    def _log_rewards(self, groups: Sequence[Group], log_metric: Any) -> dict[str, float]:
+        """Log the round's metrics; return the reward of each scored sample."""
+        scored = []
+        for _, members in self._scored(groups):
+            scored += members
+        names, parts = self._parts([sample for sample, _ in scored])
+        rewards = tensor([reward for _, reward in scored])
+        for name, value in self._facts(groups, names, parts, rewards).items():
+            log_metric(name, value)
+        return {sample.id: reward for sample, reward in scored}
 
     async def _collect_states(self, tasks: Sequence[Task]) -> None:
         plan = await self._plan_of(Round(), tasks, self.recipe.seed)
@@ -123,26 +127,33 @@ class StoredStates(RoundSampler):
         async def group(name: str) -> Group:
             point, state = self._points[name]
             fresh = replace(point, results=dict(point.results), reached={}, finals={})
-            completions = [text for text, other in zip(texts, names, strict=True) if other == name]
+            of_texts = zip(names, texts, strict=True)
+            completions = [text for state_id, text in of_texts if state_id == name]
             return state, await sampler.score(fresh, state, completions)
 
         groups = [started(group(name)) for name in dict.fromkeys(names)]
         await round_.walks.wait(groups)
-        return [await one for one in groups]
+        return [await task for task in groups]
 
 
 @contextmanager
 def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
-    """Yield an engine with TRL's trainer for the recipe's algorithm; it takes as many steps as `RoundLoop` would."""
+    """Yield an engine with TRL's trainer for the recipe's algorithm.
+
+    It takes as many steps as `RoundLoop` would.
+    """
     import trl
 
     assert job.run is not None
     assert job.environment is not None
     recipe: Any = job.recipe
-    environment, initial, tasks = job.environment, job.initial, cast(Sequence[Task], job.inputs)
+    environment = job.environment
+    initial = job.initial
+    tasks = cast(Sequence[Task], job.inputs)
     if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
         raise TrainingError(
-            f"engine: trl cannot use adapter {initial.directory} as the reference; merge the adapter"
+            f"engine: trl cannot use adapter {initial.directory} as the reference; merge the "
+            "adapter"
         )
     model, tokenizer = load_for_training(initial, recipe.lora, recipe.dtype)
     inputs = TrainerInputs(
@@ -166,16 +177,15 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
             )
         if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
             raise TrainingError(
-                f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} per state, needs "
-                f"more states than the {len(rows['state'])} in the run; lower per_device_train_batch_size or sample "
+                f"a batch of {arguments.generation_batch_size} completions, "
+                f"{recipe.num_generations} per state, needs more states than the "
+                f"{len(rows['state'])} in the run; lower per_device_train_batch_size or sample "
                 "more states"
             )
-        trainer = build_trainer(
-            getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states
-        )
-        states.policy = _live(
-            job, trainer.model, tokenizer
-        )  # the trainer moved the model to its device
+        kind = getattr(trl, f"{name}Trainer")
+        trainer = build_trainer(kind, recipe, inputs, arguments, rows, reward_funcs=states)
+        # The trainer moved the model to its device.
+        states.policy = _live(job, trainer.model, tokenizer)
         yield TRLEngine(trainer, tokenizer, job, len(rows["state"]))
         trainer.accelerator.wait_for_everyone()
 
@@ -188,12 +198,17 @@ def _live(job: TrainingJob, model: Any, tokenizer: Any) -> LocalPolicy:
 
 
 def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> dict[str, Any]:
-    """Return TRL arguments for the recipe; ``per_device_train_batch_size`` counts completions per device."""
-    lm, suppressed = environment.recipe.policy, inputs.model.generation_config.suppress_tokens
+    """Return TRL arguments for the recipe.
+
+    ``per_device_train_batch_size`` counts completions per device.
+    """
+    lm = environment.recipe.policy
+    suppressed = inputs.model.generation_config.suppress_tokens
     thinking = getattr(lm, "enable_thinking", None)
     same = ["num_generations", "num_iterations", "epsilon", "epsilon_high", "beta"]
     same += [name for name in TRLKeys.model_fields if name.startswith(("use_vllm", "vllm_"))]
-    arguments = trainer_arguments(recipe, inputs) | {name: getattr(recipe, name) for name in same}
+    arguments = trainer_arguments(recipe, inputs)
+    arguments |= {name: getattr(recipe, name) for name in same}
     arguments |= recipe.trl_arguments()
     return arguments | {
         "steps_per_generation": recipe.gradient_accumulation_steps * recipe.num_mini_batches,
