@@ -64,10 +64,10 @@ class _Application(typer.core.TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Accept ``--debug`` anywhere on the command line."""
         debug = "--debug" in args
+        if debug:
+            args = ["--debug", *(arg for arg in args if arg != "--debug")]
         with ended(debug=debug):
-            return super().parse_args(
-                ctx, ["--debug"] * debug + [arg for arg in args if arg != "--debug"]
-            )
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with ended(debug=bool(ctx.params.get("debug"))):
@@ -106,7 +106,10 @@ def _global(
     as_json(False)
 
 
-_START, _LOOP, _DATA, _SERVING = "Start here", "Loop", "Data and retrieval", "Serving"
+_START = "Start here"
+_LOOP = "Loop"
+_DATA = "Data and retrieval"
+_SERVING = "Serving"
 
 for panel, name, function, example in (
     (_START, "demo", demo.demo, "--run runs/demo"),
@@ -163,9 +166,8 @@ def ended(*, debug: bool) -> Iterator[None]:
             complain(traceback.format_exc().rstrip(), label="")
         message, code = _outcome(error, debug)
         label = "" if isinstance(error, KeyboardInterrupt) else "error: "
-        if (
-            code != 2 or os.environ.get("RANK", "0") == "0"
-        ):  # all processes of a training find the same fault
+        # All processes of a training find the same fault.
+        if code != 2 or os.environ.get("RANK", "0") == "0":
             complain(message, label)
         raise typer.Exit(code) from None
 
@@ -173,28 +175,29 @@ def ended(*, debug: bool) -> Iterator[None]:
 def _outcome(error: Any, debug: bool) -> tuple[str, int]:
     """Return the message and exit code for an exception; ``format_message`` identifies a usage error from Typer."""
     if hasattr(error, "format_message"):
-        command, message = (
-            error.ctx.command_path if error.ctx else "leret",
-            error.format_message().rstrip("."),
-        )
+        command = error.ctx.command_path if error.ctx else "leret"
+        message = error.format_message().rstrip(".")
         return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
     if isinstance(error, LeretError):
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
-        listed = [f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)]
-        return problems[0] if len(problems) == 1 else "\n".join(listed), error.exit_code
+        if len(problems) == 1:
+            return problems[0], error.exit_code
+        lines = [f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)]
+        return "\n".join(lines), error.exit_code
     if was_interrupted(error):
         return "stopped; run the same command to continue", 130
     if isinstance(error, OSError):
-        place, fault = f"{error.filename}: " if error.filename else "", error.strerror or error
+        fault = error.strerror or error
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             fault = "the disk is full; free some space and run the same command again"
-        return f"{place}{fault}", 1
-    package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if package in _OF_TRAINING:
-        return (
-            f"{MissingDependency(package, 'train')}; it is required for training and local policies",
-            2,
-        )
+        if error.filename:
+            fault = f"{error.filename}: {fault}"
+        return str(fault), 1
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").split(".")[0]
+        if package in _OF_TRAINING:
+            missing = MissingDependency(package, "train")
+            return f"{missing}; it is required for training and local policies", 2
     hint = "" if debug else "; run with --debug to see the traceback"
     fault = f"unexpected {type(error).__name__}: {error}"
     return f"{fault}. This is a bug in leret or one of its dependencies{hint}", 1
@@ -217,7 +220,8 @@ def prepare(debug: bool) -> None:
         os.environ.setdefault(name, "64")
     if "DSPY_CACHEDIR" not in os.environ:
         # DSPy creates a disk cache on import. leret does not use the cache, so put it in a temporary directory.
-        os.environ["DSPY_CACHEDIR"] = directory = tempfile.mkdtemp(prefix="leret-dspy-")
+        directory = tempfile.mkdtemp(prefix="leret-dspy-")
+        os.environ["DSPY_CACHEDIR"] = directory
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     if not debug:
         warnings.simplefilter("ignore")

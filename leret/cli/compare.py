@@ -50,7 +50,7 @@ def compare(
     from leret.evaluation.report.comparison import WORDS, compare_runs, tables
 
     result = compare_runs([Run.open(path) for path in dict.fromkeys(runs)], measure, evaluation)
-    _print(tables(result), form, None if not as_json else result)
+    _print(tables(result), form, result if as_json else None)
     if form == "console" and result["comparisons"]:
         console.say(WORDS)
 

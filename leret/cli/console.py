@@ -125,15 +125,15 @@ def say(text: str = "", style: str | None = None) -> None:
 
 def complain(text: str, label: str = "error: ") -> None:
     """Print a message to stderr."""
-    _print(
-        f"{label}{plain(text)}", {"error: ": "red", "warning: ": "yellow"}.get(label), stderr=True
-    )
+    style = {"error: ": "red", "warning: ": "yellow"}.get(label)
+    _print(f"{label}{plain(text)}", style, stderr=True)
 
 
 def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
     """Print text; on a terminal, with a style and with long lines wrapped. Rich is imported only for a style."""
     stream = sys.stderr if stderr else sys.stdout
-    if is_terminal := stream.isatty() or os.environ.get("FORCE_COLOR"):
+    is_terminal = stream.isatty() or os.environ.get("FORCE_COLOR")
+    if is_terminal:
         width = shutil.get_terminal_size().columns
         text = "\n".join(_folded(line, width, indent) for line in text.split("\n"))
     if is_terminal and style:
@@ -146,11 +146,12 @@ def _folded(line: str, width: int, indent: str) -> str:
     """Break a line at spaces; commands and flags only before a flag, with a backslash at the end of the line."""
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
     if not line.startswith(("  leret ", "  python ", "  --")):
-        return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
+        if not indent and line.startswith("  "):
+            indent = "    "
+        return fill(line, width, subsequent_indent=indent)
     whole = re.sub(r" (?!--)", "\0", line)
-    return (
-        fill(whole, width - 2, subsequent_indent="    ").replace("\n", " \\\n").replace("\0", " ")
-    )
+    folded = fill(whole, width - 2, subsequent_indent="    ")
+    return folded.replace("\n", " \\\n").replace("\0", " ")
 
 
 def done(text: str) -> None:
@@ -163,11 +164,13 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
     from leret.config.data import GENERATED
 
     name = re.sub("-[0-9a-f]{8}$", "", policy)
-    if name in SCOPES and not (
-        program.endswith(":ExpandWrite") if name == "english" else data in GENERATED
-    ):
+    if name not in SCOPES:
+        return
+    fits = program.endswith(":ExpandWrite") if name == "english" else data in GENERATED
+    if not fits:
         complain(
-            f"policy.model {policy} {SCOPES[name]}; choose another policy (see `leret init --help`)",
+            f"policy.model {policy} {SCOPES[name]}; "
+            "choose another policy (see `leret init --help`)",
             "warning: ",
         )
 
@@ -201,7 +204,9 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
         yield from _misspelled_arguments(recipe.program)
         for key in ("reward", "final"):
             spec = getattr(recipe.sampling, key)
-            for fault in [] if spec is None else faults(spec):
+            if spec is None:
+                continue
+            for fault in faults(spec):
                 place, _, message = fault.partition(": ")
                 if place.startswith(("parts", "mixer")):
                     yield (f"sampling.{key}.{place}",), message
@@ -217,14 +222,15 @@ def _misspelled_arguments(program: ProgramSettings) -> Iterator[tuple[tuple[str,
 
     file, _, name = program.path.rpartition(":")
     arguments = constructor_arguments(Path(file), name)
+    if arguments is None:
+        return
     for key in program.arguments:
-        if arguments is not None and key not in arguments:
-            near = closest(key, [*arguments, *type(program).model_fields])
-            if near is not None:
-                yield (
-                    (f"program.{key}", f"program.{near}"),
-                    f"unknown key; did you mean program.{near}?",
-                )
+        if key in arguments:
+            continue
+        near = closest(key, [*arguments, *type(program).model_fields])
+        if near is not None:
+            keys = (f"program.{key}", f"program.{near}")
+            yield keys, f"unknown key; did you mean program.{near}?"
 
 
 def sampling_recipe(
@@ -247,11 +253,14 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
     if _JSON.get():
         print(json.dumps(_fields(values), default=_plain))
         return
-    items = _fields(values if shown is None else shown).items()
-    pairs = [(_LABELS.get(n, n).replace("_", " "), v) for n, v in items if not _hidden(n, v)]
-    width = max((len(name) for name, _ in pairs), default=0)
-    for name, value in pairs:
-        _print(plain(f"  {name:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
+    rows = []
+    for name, value in _fields(values if shown is None else shown).items():
+        if not _hidden(name, value):
+            label = _LABELS.get(name, name).replace("_", " ")
+            rows.append((label, value))
+    width = max((len(label) for label, _ in rows), default=0)
+    for label, value in rows:
+        _print(plain(f"  {label:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
 
 
 def table(
@@ -314,14 +323,16 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
     from leret.config.load import find_recipe
 
     file = find_recipe(recipe, "sampling", "training")
-    listed = re.search(
-        rf"^#\s+(leret {stage} .+) --run \S+(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    shipped = ROOT / {"train": "training"}.get(stage, stage) / f"{file.stem}.yaml"
+    text = file.read_text(encoding="utf-8")
+    listed = re.search(rf"^#\s+(leret {stage} .+) --run \S+(.*)$", text, re.MULTILINE)
     if listed:
         command, options = listed.groups()
     else:
-        command, options = f"leret {stage} {file.stem if shipped.is_file() else 'RECIPE'}", ""
+        folder = {"train": "training"}.get(stage, stage)
+        shipped = ROOT / folder / f"{file.stem}.yaml"
+        name = file.stem if shipped.is_file() else "RECIPE"
+        command = f"leret {stage} {name}"
+        options = ""
     say(f"next:\n  {command} --run {shlex.quote(str(run))}{options}")
 
 
@@ -343,7 +354,9 @@ def _fields(values: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return _fields(value) if dataclasses.is_dataclass(value) else str(value)
+    if dataclasses.is_dataclass(value):
+        return _fields(value)
+    return str(value)
 
 
 def _shown(value: Any) -> str:
@@ -354,9 +367,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(
-            f"{name}: {_shown(item)}" for name, item in value.items() if item is not None
-        )
+        items = [(name, item) for name, item in value.items() if item is not None]
+        return ", ".join(f"{name}: {_shown(item)}" for name, item in items)
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)

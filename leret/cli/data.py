@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 5
+_DATA_ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")
 
 app = typer.Typer(
     help="Inspect data, add candidates to questions, fetch and chunk documents.",
@@ -124,9 +125,9 @@ def fetch(
     from leret.datasets.fetch import FetchSettings, read_list
     from leret.datasets.fetch import fetch as stage
 
-    settings = FetchSettings(
-        rate, timeout, round(max_mb * 2**20), max_redirects, tuple(allow_host or ())
-    )
+    max_bytes = round(max_mb * 2**20)
+    hosts = tuple(allow_host or ())
+    settings = FetchSettings(rate, timeout, max_bytes, max_redirects, hosts)
     with shown() as progress:
         report = stage(*read_list(urls, url_field, id_field), out, settings, progress)
     kinds = Counter(kind for _, kind, _ in report.failures)
@@ -134,7 +135,8 @@ def fetch(
     rows = [(kind, f"{n:,}", *first[kind]) for kind, n in kinds.most_common()]
     console.table(("failure", "entries", "first", "reason"), rows, values=report)
     done(
-        f"{report.n_documents:,} documents in {out}/corpus.jsonl, {kinds.total():,} failures in {out}/failures.tsv"
+        f"{report.n_documents:,} documents in {out}/corpus.jsonl, "
+        f"{kinds.total():,} failures in {out}/failures.tsv"
     )
 
 
@@ -165,7 +167,8 @@ def chunk(
         raise ConfigError(f"--out {out} is the corpus itself; choose another file")
     documents = load_corpus(_settings(None, form, corpus, corpus, []))
     console.warn_of_skipped(corpus, documents.skipped)
-    n = write_chunks(documents, out, tokens, tokens_of(tokenizer) if tokenizer else words, header)
+    count = tokens_of(tokenizer) if tokenizer else words
+    n = write_chunks(documents, out, tokens, count, header)
     facts({"n_documents": len(documents), "n_chunks": n}, {})
     done(f"{n:,} chunks of {len(documents):,} documents in {out}")
 
@@ -185,30 +188,25 @@ def _write_episodes(data: Data, path: Path, n: int) -> int:
     lines = []
     for task, ranking in zip(tasks, rankings, strict=True):
         others = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
-        ids = sorted(
-            [*task.gold, *others[: max(0, n - len(task.gold))]],
-            key=lambda id: rank_of(id, 0, task.id),
-        )
-        chunks = [
-            {"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids
-        ]
-        known = {
+        n_others = max(0, n - len(task.gold))
+        ids = [*task.gold, *others[:n_others]]
+        ids.sort(key=lambda id: rank_of(id, 0, task.id))
+        chunks = []
+        for id in ids:
+            document = data.corpus[id]
+            chunks.append({"id": id, "title": document.title, "text": document.text})
+        values = {
+            "id": task.id,
+            "question": task.text,
+            "chunks": chunks,
+            "support": list(task.gold),
             "answers": list(task.answers),
             "type": task.type,
             "hops": task.hops,
             "split": task.split,
         }
-        line = {
-            "id": task.id,
-            "question": task.text,
-            "chunks": chunks,
-            "support": list(task.gold),
-            **known,
-        }
-        lines.append(
-            json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False)
-            + "\n"
-        )
+        values = {name: value for name, value in values.items() if value}
+        lines.append(json.dumps(values, ensure_ascii=False) + "\n")
     write_atomically(path, "".join(lines))
     return len(lines)
 
@@ -216,6 +214,10 @@ def _write_episodes(data: Data, path: Path, n: int) -> int:
 def _show(report: DataReport) -> None:
     chunks = f" (chunks of {report.n_parents:,})" if report.n_parents else ""
     say(f"{report.n_questions:,} questions, {report.n_documents:,} documents{chunks}")
+    coverage = None
+    if report.gold_coverage is not None:
+        coverage = f"{report.gold_coverage:.1%}"
+    n_unused = report.n_unused_documents if any(report.gold) else None
     facts(
         report,
         {
@@ -225,16 +227,12 @@ def _show(report: DataReport) -> None:
             "types": report.types,
             "hops (0: unknown)": {str(hops): n for hops, n in report.hops.items()},
             "gold documents per question": _histogram(report.gold),
-            "gold documents in the corpus": None
-            if report.gold_coverage is None
-            else f"{report.gold_coverage:.1%}",
+            "gold documents in the corpus": coverage,
             "reference answers per question": _histogram(report.answers),
             "measures that apply": _measures(report),
             "words per question": _spread(report.question_words),
             "words per document": _spread(report.document_words) if report.n_documents else None,
-            "documents that are never gold": report.n_unused_documents
-            if any(report.gold)
-            else None,
+            "documents that are never gold": n_unused,
             "duplicate questions": report.duplicate_questions,
             "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
@@ -243,39 +241,43 @@ def _show(report: DataReport) -> None:
         },
     )
     for question in report.examples:
-        answer = (
-            f" -> {shorten(question.answers[0], 80, placeholder=' ...')}"
-            if question.answers
-            else ""
-        )
-        more = f" and {len(question.gold) - _SHOWN} more" if len(question.gold) > _SHOWN else ""
-        gold = f" ({', '.join(question.gold[:_SHOWN])}{more})" if question.gold else ""
-        say(f"  {question.id}: {question.text}{answer}{gold}")
+        line = f"  {question.id}: {question.text}"
+        if question.answers:
+            answer = shorten(question.answers[0], 80, placeholder=" ...")
+            line += f" -> {answer}"
+        if question.gold:
+            gold = ", ".join(question.gold[:_SHOWN])
+            n_more = len(question.gold) - _SHOWN
+            more = f" and {n_more} more" if n_more > 0 else ""
+            line += f" ({gold}{more})"
+        say(line)
     for problem in report.problems:
         say(f"  {problem}")
 
 
 def _measures(report: DataReport) -> dict[str, str]:
-    labels = (
-        ("of rankings (recall)", "gold documents", report.gold),
-        ("of answers (f1)", "answers", report.answers),
-    )
-    n_with = [
-        (measures, label, report.n_questions - counts.get(0, 0))
-        for measures, label, counts in labels
-    ]
     return {
-        measures: f"{n:,} questions" if n else f"none, because no question has {label}"
-        for measures, label, n in n_with
+        "of rankings (recall)": _n_with(report, report.gold, "gold documents"),
+        "of answers (f1)": _n_with(report, report.answers, "answers"),
     }
+
+
+def _n_with(report: DataReport, counts: Mapping[int, int], label: str) -> str:
+    n = report.n_questions - counts.get(0, 0)
+    if not n:
+        return f"none, because no question has {label}"
+    return f"{n:,} questions"
 
 
 def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
     """Group numbers above 4 into ranges of doubling size: 5-8, 9-16, ..."""
     shown: Counter[str] = Counter()
     for number, n in counts.items():
-        high = 1 << (number - 1).bit_length()
-        shown[str(number) if number <= 4 else f"{high // 2 + 1}-{high}"] += n
+        label = str(number)
+        if number > 4:
+            high = 1 << (number - 1).bit_length()
+            label = f"{high // 2 + 1}-{high}"
+        shown[label] += n
     return shown
 
 
@@ -295,20 +297,19 @@ def _settings(
 
     values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     values = {name: value for name, value in values.items() if value is not None}
-    if recipe is not None and recipe.endswith(
-        (".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")
-    ):
-        raise ConfigError(
-            f"{recipe} is a data file, not a YAML recipe; pass data files with --questions and --corpus"
-        )
     if recipe is not None:
+        if recipe.endswith(_DATA_ENDINGS):
+            raise ConfigError(
+                f"{recipe} is a data file, not a YAML recipe; "
+                "pass data files with --questions and --corpus"
+            )
         overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]
         return sampling_recipe(recipe, overrides, ("policy.model",)).data
     if not values:
         raise ConfigError("no data to inspect; pass a sampling recipe, or --questions and --corpus")
     if questions is not None and form is None:
         values["kind"] = detect_kind(questions)
-    flags = {f"data.{name}": f"--{name}" for name in values} | {"data.kind": "--format"}
-    return flag_recipe(
-        {"data": values}, flags, overrides, ("data.corpus",) if corpus is None else ()
-    ).data
+    flags = {f"data.{name}": f"--{name}" for name in values}
+    flags["data.kind"] = "--format"
+    optional = ("data.corpus",) if corpus is None else ()
+    return flag_recipe({"data": values}, flags, overrides, optional).data

@@ -103,15 +103,10 @@ def init(
     sampling, evaluation = _write_starter(data, out, policy, model, weights, program, trial)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
-    console.say(
-        raw_question(sampling)
-        or "raw question: not measured, because no question has gold documents"
-    )
-    head = (
-        sampling.read_text(encoding="utf-8")
-        .partition("# Commands:\n")[2]
-        .partition("# Expected time:")[0]
-    )
+    recall = raw_question(sampling)
+    console.say(recall or "raw question: not measured, because no question has gold documents")
+    after = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2]
+    head = after.partition("# Expected time:")[0]
     commands, _, training = head.partition("# Training:")
     for line in commands.splitlines():
         console.say(line[2:])
@@ -140,9 +135,8 @@ def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[
         guesses = {name: column for name, column in guesses.items() if name not in fields}
         fields = FieldSettings(**fields, **guesses).model_dump(exclude_defaults=True)
         if fields:
-            console.say(
-                f"columns: {', '.join(f'{name}: {column}' for name, column in fields.items())}"
-            )
+            columns = [f"{name}: {column}" for name, column in fields.items()]
+            console.say(f"columns: {', '.join(columns)}")
         if guesses:
             advice = "check them (--field NAME=COLUMN, or NAME= for none)"
             console.say(f"guessed from their names; {advice}: {', '.join(guesses)}")
@@ -174,10 +168,8 @@ def _write_starter(
         "exclude_seen": program is None or _has_search(data, values["lm"], program),
     }
     report = inspect(_recipe({**data, "merge_questions": True}).data)
-    held_out, most = (
-        _held_out(report, data["questions"]),
-        max(report.gold, key=lambda n: (n > 0, report.gold[n])),
-    )
+    held_out = _held_out(report, data["questions"])
+    most = max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {
         "data": data,
         "report": report,
@@ -188,27 +180,23 @@ def _write_starter(
     if not any(report.gold) and values["road"] == "small" and policy not in bundled.SCOPES:
         values["road"] = "local"  # a small model that follows instructions can answer questions too
     values["answers"] = _only_answers(report, values["road"], policy, data["questions"])
-    values["dev"] = (
-        held_out == "test" and "dev" in report.splits
-    )  # dev selects a picker's best checkpoint
+    # dev selects a picker's best checkpoint
+    values["dev"] = held_out == "test" and "dev" in report.splits
     if values["road"] is None:
         values["road"] = "rerank" if most == 1 else "expand-pick"
         console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
     packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
-    is_local = values["road"] == "local"
-    values["large"] = values["road"] == "served" or (
-        is_local and not _is_small(values["lm"]["model"], _LARGE_BYTES)
-    )
+    values["large"] = values["road"] == "served"
+    if values["road"] == "local":
+        values["large"] = not _is_small(values["lm"]["model"], _LARGE_BYTES)
     values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
     values |= {"sampling": paths[0], "evaluation": paths[1], "run": _free_run(out), "best": None}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
             file.write(_rendered(bundled.ROOT / folder / "init.yaml.j2", values))
-    named = (
-        values["road"] in ("local", "served", "small")
-        and values["lm"]["model"] not in bundled.SCOPES
-    )
+    has_lm = values["road"] in ("local", "served", "small")
+    named = has_lm and values["lm"]["model"] not in bundled.SCOPES
     if trial and named and report.n_documents <= _RAW_DOCUMENTS:
         values["best"] = _best_format(paths[0])
         write_atomically(paths[0], _rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
@@ -278,8 +266,9 @@ def _policy_values(
     _recipe(data, lm)
     if weights:
         _recipe(data, {"model": weights}, "--weights")
-    known = model and (Path(model).is_dir() or HUB_NAME.fullmatch(model))
-    return {"road": "served", "lm": lm, "weights": weights or (model if known else None)}
+    if not weights and model and (Path(model).is_dir() or HUB_NAME.fullmatch(model)):
+        weights = model
+    return {"road": "served", "lm": lm, "weights": weights or None}
 
 
 def _recipe(
@@ -310,16 +299,17 @@ def raw_question(path: Path) -> str | None:
             f"raw question: not measured on {len(data.corpus):,} documents (too slow); run `leret index build {path} "
             f"--out DIR` and `leret eval-retriever DIR --questions FILE`"
         )
-    arguments, k = recipe.program.arguments, recipe.retriever.k
-    n = (
-        k * arguments["hops"]
-        if "hops" in arguments
-        else k + arguments.get("picks", arguments.get("additions", 0))
-    )
+    arguments = recipe.program.arguments
+    n = recipe.retriever.k
+    if "hops" in arguments:
+        n *= arguments["hops"]
+    else:
+        n += arguments.get("picks", arguments.get("additions", 0))
     n = arguments.get("budget", n)  # passages of the search that a picker keeps
     with shown() as progress:
         report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)
-    ((recall,), ((low, high),)) = report.measures.values(), report.intervals.values()
+    [recall] = report.measures.values()
+    [(low, high)] = report.intervals.values()
     comment = next(comment for least, comment in _STRENGTHS if recall >= least)
     figure = f"recall {recall:.3f} [{low:.3f}, {high:.3f}]"
     return f"raw question: {figure} with {n} passages of BM25, {len(tasks):,} questions\n{comment}"
@@ -371,11 +361,9 @@ def _held_out(report: DataReport, questions: str) -> str:
     if "train" in report.splits and held_out is not None:
         return held_out
     sizes = ", ".join(f"{n} in {name}" for name, n in report.splits.items())
-    remedy = (
-        "remove `split` from the questions to split by a hash of the id"
-        if report.own_splits
-        else "add questions"
-    )
+    remedy = "add questions"
+    if report.own_splits:
+        remedy = "remove `split` from the questions to split by a hash of the id"
     raise DataError(
         f"{questions} has {sizes}; leret needs questions in train and in test or dev; {remedy}"
     )

@@ -58,18 +58,21 @@ def build(
 
     changes = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides or []]
     if recipe is not None:
-        flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
-        used = [
-            flag
-            for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items()
-            if value is not None
-        ]
+        flags = {
+            "--kind": kind,
+            "--corpus": corpus,
+            "--format": form,
+            "--model": model,
+            "--skip-invalid": skip_invalid or None,
+        }
+        used = [flag for flag, value in flags.items() if value is not None]
         if used:
             raise ConfigError(
                 f"{recipe} already sets retriever and corpus; remove {', '.join(used)}, or the recipe"
             )
         whole = console.sampling_recipe(recipe, changes, ("policy.model",))
-        data, settings = whole.data, whole.retriever
+        data = whole.data
+        settings = whole.retriever
     else:
         data, settings = _flag_settings(kind, corpus, form, model, changes, skip_invalid)
     out = Path(os.path.abspath(out))
@@ -154,11 +157,9 @@ def _flag_settings(
         raise ConfigError(
             "--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]'"
         )
-    flags = {
-        **_FLAGS,
-        "retriever.kind": "--kind",
-        **{f"retriever.{key}": "--model" for key in keys.values()},
-    }
+    flags = {**_FLAGS, "retriever.kind": "--kind"}
+    for key in keys.values():
+        flags[f"retriever.{key}"] = "--model"
     recipe = {"data": _data(corpus, form, skip_invalid), "retriever": retriever}
     settings = flag_recipe(recipe, flags, changes, ("data.questions",))
     return settings.data, settings.retriever
@@ -198,19 +199,17 @@ def _exists(out: Path, planned: Manifest, force: bool) -> bool:
 
 
 def _rows(manifest: Manifest) -> dict[str, Any]:
-    return {
+    rows: dict[str, Any] = {
         "engine": manifest.engine,
         "documents": manifest.documents,
         "chunks of": f"{manifest.parents:,} documents" if manifest.parents else None,
         "corpus": manifest.corpus,
         "digest": manifest.digest,
         "versions": dict(manifest.versions),
-        **{
-            f"setting {name}": "no" if value is False else value
-            for name, value in manifest.settings.items()
-        },
-        **manifest.places,
     }
+    for name, value in manifest.settings.items():
+        rows[f"setting {name}"] = "no" if value is False else value
+    return rows | dict(manifest.places)
 
 
 def _megabytes(manifest: Manifest) -> float:

@@ -85,16 +85,20 @@ def check_rewards(
                 raise
             console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
     rows = [(proof.name, _figure(proof.gold), _figure(proof.worst)) for proof in proofs]
-    console.table(
-        ("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]}
-    )
-    if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
+    values = {"rewards": [proof._asdict() for proof in proofs]}
+    console.table(("reward", "gold", "worst"), rows, values=values)
+    faults: list[str] = []
+    for proof in proofs:
+        faults += [f"{proof.name}: {fault}" for fault in proof.faults]
+    if faults:
         raise ConfigError(faults)
     console.done("every reward reaches its maximum on the perfect outcome")
 
 
 def _figure(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"
+    if value is None:
+        return "none"
+    return f"{value:.4g}"
 
 
 def rescore(

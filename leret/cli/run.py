@@ -88,12 +88,14 @@ def train(
 def _launched(config: str) -> list[str]:
     """Return the command to launch leret with an accelerate config; "accelerate" means the user's default config."""
     shipped = ROOT / "training/accelerate"
-    file = shipped / f"{config}.yaml" if (shipped / f"{config}.yaml").is_file() else Path(config)
+    file = shipped / f"{config}.yaml"
+    if not file.is_file():
+        file = Path(config)
     if config != "accelerate" and not file.is_file():
-        known = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
+        names = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
         raise ConfigError(
-            f"--launch {config}: unknown accelerate config; choose a file, {known}, or accelerate (the default from "
-            "`accelerate config`)"
+            f"--launch {config}: unknown accelerate config; choose a file, {names}, "
+            "or accelerate (the default from `accelerate config`)"
         )
     options = [] if config == "accelerate" else ["--config_file", str(file)]
     return [sys.executable, "-m", "leret.training.processes", *options, "-m", "leret"]
@@ -185,7 +187,8 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
     console.table(*table(summary), title, values=summary)
     for note in summary.get("notes", ()):
         console.complain(note, "note: ")
-    if sentence := headline(summary):
+    sentence = headline(summary)
+    if sentence:
         console.say(sentence)
     if "leaks" in summary:
         console.say(summary["leaks"]["verdict"])

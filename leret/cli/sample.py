@@ -72,11 +72,13 @@ def sample(
     if dry_run:
         return console.facts(estimate(settings, Run(run)))
     if shard is not None:
-        part, directory = Shard.parse(shard), Run.create(run)
+        part = Shard.parse(shard)
+        directory = Run.create(run)
         with shown() as progress:
             stats = sample_shard(settings, directory, part, progress=progress)
         console.done(
-            f"shard {shard}: {part.store(directory)}; merge all shards: leret sample {recipe} --run {run}"
+            f"shard {shard}: {part.store(directory)}; "
+            f"merge all shards: leret sample {recipe} --run {run}"
         )
         return console.facts(stats)
     with (
@@ -84,7 +86,10 @@ def sample(
         shown() as progress,
     ):
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
-    console.done(f"nothing to do: {run} is complete" if report.already else f"sampled into {run}")
+    if report.already:
+        console.done(f"nothing to do: {run} is complete")
+    else:
+        console.done(f"sampled into {run}")
     console.facts(report)
     console.next_command("train", recipe, run)
 
@@ -109,12 +114,11 @@ def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
         report = try_formats(recipe, Path(cache), progress=progress, n_questions=n_questions)
     rows = []
     for tried in report.formats:
-        figures = [
-            f"{value:.2f}" for temperature in TEMPERATURES for value in tried.measured(temperature)
-        ]
-        rows.append(
-            [tried.name, *figures, str(tried.max_tokens), str(len(tried.searches.get(0.0, ())))]
-        )
+        row = [tried.name]
+        for temperature in TEMPERATURES:
+            row += [f"{value:.2f}" for value in tried.measured(temperature)]
+        n_questions = len(tried.searches.get(0.0, ()))
+        rows.append([*row, str(tried.max_tokens), str(n_questions)])
         if tried.fault:
             console.complain(f"{tried.name}: {tried.fault}", "note: ")
     at_0 = ["parsed", "cut", report.reward]
@@ -127,7 +131,8 @@ def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
     if best.temperature not in TEMPERATURES:
         parsed, cut, reward = (f"{value:.2f}" for value in best.measured(best.temperature))
         console.say(
-            f"{best.name} at temperature {best.temperature}: parsed {parsed}, cut {cut}, {report.reward} {reward}"
+            f"{best.name} at temperature {best.temperature}: "
+            f"parsed {parsed}, cut {cut}, {report.reward} {reward}"
         )
     if not best.works:
         console.complain(
@@ -226,16 +231,20 @@ def export(
     from leret.core.runs import Run
     from leret.sampling.store.export import export_rows, export_store
 
-    directory, file = Run.open(run), sys.stdout if str(out) == "-" else out
-    to = to or ("parquet" if out.suffix == ".parquet" else "jsonl")
+    directory = Run.open(run)
+    file = sys.stdout if str(out) == "-" else out
+    if to is None:
+        to = "parquet" if out.suffix == ".parquet" else "jsonl"
     if tokenizer is not None and form != "rl":
         raise ConfigError(f"--tokenizer {tokenizer} needs --form rl; the form is {form}")
     if form == "samples":
         n = export_store(directory, to, file, messages=messages, force=force)
     else:
-        n = export_rows(*_trainer_rows(directory, form, tokenizer), to, file, force=force)
+        rows, columns = _trainer_rows(directory, form, tokenizer)
+        n = export_rows(rows, columns, to, file, force=force)
     if file is out:
-        console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} saved to {out}")
+        noun = "samples" if form == "samples" else "rows"
+        console.done(f"{n:,} {noun} saved to {out}")
 
 
 def _trainer_rows(
@@ -256,11 +265,11 @@ def _trainer_rows(
         with Environment.open(run) as environment:
             return iter(list(retriever_rows(run, environment))), ROW_COLUMNS
     if form == "grpo":
-        rows, columns = grpo_rows(run), GRPO_COLUMNS
+        rows = grpo_rows(run)
+        columns = GRPO_COLUMNS
     else:
         algorithm = sft.SFT if form == "sft" else kto.KTO
         recipe = algorithm.settings.model_validate({"algorithm": form})
-        rows, columns = completion_rows(
-            algorithm.examples(recipe, RunSamples(run)), labelled=form == "kto"
-        )
+        examples = algorithm.examples(recipe, RunSamples(run))
+        rows, columns = completion_rows(examples, labelled=form == "kto")
     return rows, {**columns, "prompt": message_column(run.store)}

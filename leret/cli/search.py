@@ -62,14 +62,12 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
     table.add_column("text", overflow="fold")
     pattern = _pattern(query)
     for rank, passage in enumerate(ranking, start=1):
-        id, title = passage.doc_id, passage.title
-        name = _marked(id if title in {"", id} else f"{title} ({id})", pattern)
-        table.add_row(
-            str(rank),
-            f"{passage.score:.4g}",
-            name,
-            _marked(_excerpt(passage.text, pattern), pattern),
-        )
+        name = passage.doc_id
+        if passage.title not in {"", name}:
+            name = f"{passage.title} ({name})"
+        excerpt = _excerpt(passage.text, pattern)
+        score = f"{passage.score:.4g}"
+        table.add_row(str(rank), score, _marked(name, pattern), _marked(excerpt, pattern))
     console.draw(table)
 
 
@@ -77,19 +75,20 @@ def _pattern(query: str) -> Any:
     """Compile a case-insensitive pattern for the query's words. It matches nothing if there are no words."""
     words = {word for word in re.findall(r"\w+", query[:10_000]) if len(word) > 1}
     longest = sorted(words, key=lambda word: (-len(word), word))
-    return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest)) or '(?!)'})\b", re.IGNORECASE)
+    alternatives = "|".join(map(re.escape, longest)) or "(?!)"
+    return re.compile(rf"\b(?:{alternatives})\b", re.IGNORECASE)
 
 
 def _excerpt(text: str, pattern: Any) -> str:
     """Shorten a text for the table, starting shortly before the first query word."""
     first = pattern.search(text)
-    start = (
-        max(0, first.start() - _SHOWN // 4)
-        if first is not None and first.start() > _SHOWN // 2
-        else 0
-    )
+    start = 0
+    if first is not None and first.start() > _SHOWN // 2:
+        start = first.start() - _SHOWN // 4
     end = start + _SHOWN
-    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+    before = "…" if start else ""
+    after = "…" if end < len(text) else ""
+    return f"{before}{text[start:end]}{after}"
 
 
 def _marked(text: str, pattern: Any) -> Text:
@@ -131,14 +130,10 @@ def eval_retriever(
         )
     if out is not None:
         report.save(out)
-    rows = [
-        (
-            name,
-            f"{value:.4f}",
-            f"[{report.intervals[name][0]:.4f}, {report.intervals[name][1]:.4f}]",
-        )
-        for name, value in report.measures.items()
-    ]
+    rows = []
+    for name, value in report.measures.items():
+        low, high = report.intervals[name]
+        rows.append((name, f"{value:.4f}", f"[{low:.4f}, {high:.4f}]"))
     title = f"{len(tasks):,} questions, {index} ({retriever.engine})"
     console.table(("measure", "mean", "95 % interval"), rows, title, values=report.brief())
     if report.n_empty:
@@ -165,8 +160,7 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     flags = {"data.questions": "--questions"}
     settings = flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data
     documents = retriever.table()
-    tasks = load_tasks(
-        settings, *((frozenset(documents), documents.parents) if documents is not None else ())
-    )
+    corpus = () if documents is None else (frozenset(documents), documents.parents)
+    tasks = load_tasks(settings, *corpus)
     console.warn_of_skipped(questions, tasks.skipped)
     return list(tasks)

@@ -84,7 +84,8 @@ def policy(
     say(planned.line)
     if dry:
         return
-    ready, tell = False, partial(complain, label="")
+    ready = False
+    tell = partial(complain, label="")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
@@ -147,13 +148,17 @@ def retriever(
         )
     loaded = open_retriever(index)
     settings = ServerSettings(
-        token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,
+        token=token,
+        host=host,
+        max_waiting=max_waiting,
+        max_batch=max_batch,
+        max_k=max_k,
+        max_documents=max_documents,
         max_body=int(max_body_mb * (1 << 20)),
-    )  # fmt: skip
+    )
     server = RetrieverServer(loaded, settings)
-    loaded.retriever.search(
-        ["warm up"], 1
-    )  # the first search is slow: it compiles code and maps files
+    # The first search is slow: it compiles code and maps files.
+    loaded.retriever.search(["warm up"], 1)
 
     def ready(url: str) -> None:
         documents = "" if loaded.documents is None else f", {loaded.documents:,} documents"

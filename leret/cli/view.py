@@ -42,8 +42,9 @@ def view(
             return done(f"{n:,} pages in {static}; open {static / 'index.html'}")
 
         def ready(url: str) -> None:
-            names, secret = ", ".join(viewer.runs), f"token={token}&" if token else ""
-            say(f"{names} at {url}/{secret and f'?{secret[:-1]}'} (Ctrl-C stops it)")
+            query = f"?token={token}" if token else ""
+            secret = f"token={token}&" if token else ""
+            say(f"{', '.join(viewer.runs)} at {url}/{query} (Ctrl-C stops it)")
             say(f"  most improved: {url}/questions?{secret}change=improved&sort=difference&desc=1")
             say(f"  with failures: {url}/questions?{secret}failures=yes")
 

@@ -113,8 +113,8 @@ class Replay:
         guard = StandInLM.of("", "replay", partial(_answer_request, ""))
         self._settings = {**internals.QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
         # These modules store a failure count, so each run needs a fresh copy.
-        modules = [module for _, module in program.named_sub_modules()]
-        self._fresh = any(isinstance(module, dspy.Refine | dspy.BestOfN) for module in modules)
+        parts = program.named_sub_modules(type_=(dspy.Refine, dspy.BestOfN))
+        self._fresh = any(True for _ in parts)
         # A program with both methods may call asyncio.run, which needs a thread without a loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if has_aforward else None
 
@@ -179,13 +179,10 @@ class Replay:
             program, forward = self._copy_for(run)
         settings = {**self._settings, "caller_modules": [program], "trace": []}
         context = internals.carrying(run, settings)
-        inputs: Mapping[str, Any] = task.inputs
-        if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
-            inputs = dict(zip(self._inputs, inputs.values(), strict=True))
         internals.passes.append(run)
         try:
             with suppress(Stop), _MUTED:
-                run.prediction = context.run(forward, **inputs)
+                run.prediction = context.run(forward, **self._bound(task))
         except USER_ERRORS as error:
             run.crash = error
         finally:
@@ -204,6 +201,11 @@ class Replay:
 
             self._repeat(need, len(steps), repeat)
         return need
+
+    def _bound(self, task: Task) -> Mapping[str, Any]:
+        if len(self._inputs) == len(task.inputs) == 1:  # a single input goes to the only argument
+            return dict(zip(self._inputs, task.inputs.values(), strict=True))
+        return task.inputs
 
     def _repeat(
         self, need: NeedsCompletion | Finished, n_steps: int, run: Callable[[], Need]

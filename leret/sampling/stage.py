@@ -202,11 +202,9 @@ def sample(
     stamps = input_stamps(*files)
     key = stage_key(recipe, stamps)
     before = completed(run.path, "sample", key)
-    has_files = run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet")
-    if before is not None and has_files:
-        seconds = time.monotonic() - began
-        now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": seconds}
-        return SampleReport(**{**before, **now})
+    if before is not None and _has_results(run):
+        now = {"already": True, "new_questions": 0, "new_samples": 0}
+        return SampleReport(**{**before, **now, "seconds": time.monotonic() - began})
     with (
         open_recipe(recipe, run, progress) as (environment, tasks, digests),
         Store(run.store) as store,
@@ -232,6 +230,10 @@ def sample(
         inputs = dict(zip(files, stamps, strict=True))
         mark_completed(run.path, "sample", key, asdict(report), [run.store], inputs)
     return report
+
+
+def _has_results(run: Run) -> bool:
+    return run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet")
 
 
 @contextmanager
