@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from leret.config.data import DataSettings
 from leret.core.errors import DataError
@@ -195,7 +196,7 @@ def _tasks(
                 if not data.merge_questions:
                     fault += "; data.merge_questions: true merges equal questions"
                 raise BadRecord("duplicate id", fault)
-            cell = record.value.get("relevant_doc_ids")
+            cell: Any = record.value.get("relevant_doc_ids")
             is_text = isinstance(cell, str) and task.gold == (cell,)
             if corpus is not None:
                 whole = replace(task, gold=_ids_in(cell, ids)) if is_text else task
