@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
-"""Training recipes, in order. demo-sft-more is a control with as many steps as the two recipes before it together."""
+"""Training recipes, in order.
+
+demo-sft-more is a control with as many steps as the two recipes before it together.
+"""
 _OF_SFT = 2  # the first two stages, sampling and demo-sft, are needed by all others
 _STOP_S = 30.0
 
@@ -50,19 +53,23 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
         for stage in stages[_OF_SFT:-2]:
             run_stage(stage, run, progress=progress)
-    # These stages have run in the other process. If it failed, they run again; if not, their results are read.
+    # These stages have run in the other process. If it failed, they run again; if not, their
+    # results are read.
     *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]
     return cast("EvalReport", report)
 
 
 @contextmanager
 def _beside(run: Run, seed: int) -> Iterator[None]:
-    """Run the last training recipe and the evaluation in another process. Leaving the block waits for the process."""
+    """Run the last training recipe and the evaluation in another process.
+
+    Leaving the block waits for the process.
+    """
     from leret.http.endpoints import ApiKey
     from leret.policies.serving.process import ServerProcess
 
     recipes = [f"training/{TRAININGS[-1]}.yaml", "eval/demo.yaml"]
-    seeds = [word for key in ("train.seed", "eval.seed") for word in ("--set", f"{key}={seed}")]
+    seeds = ["--set", f"train.seed={seed}", "--set", f"eval.seed={seed}"]
     words = ["run", *recipes, "--run", str(run.path), *seeds]
     log = run.cache / f"{TRAININGS[-1]}.log"
     process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
@@ -75,7 +82,10 @@ def _beside(run: Run, seed: int) -> Iterator[None]:
 
 
 class ExampleData(NamedTuple):
-    """DSPy examples (``gold`` holds the ids of an example's relevant documents), and a retriever over all documents."""
+    """DSPy examples, and a retriever over all documents.
+
+    ``gold`` holds the ids of an example's relevant documents.
+    """
 
     trainset: list[dspy.Example]
     valset: list[dspy.Example]
@@ -86,7 +96,7 @@ class ExampleData(NamedTuple):
 def example_data(
     seed: int = 0, n_train: int = 150, n_val: int = 50, n_test: int = 150
 ) -> ExampleData:
-    """Generate a world of invented people and works, in the vocabulary of the shipped policy ``demo``.
+    """Generate a world of invented people and works, in the words of the shipped policy ``demo``.
 
     Every question has two relevant documents. The text of the first document leads to the second.
     """

@@ -286,6 +286,8 @@ def _document_of(row: Any) -> str:
 def _get(row: Any, name: str) -> Any:
     if hasattr(row, "get"):
         return row.get(name)
+    if isinstance(row, str):  # its attributes are methods, such as `title`
+        return None
     return getattr(row, name, None)
 
 

@@ -1,4 +1,4 @@
-"""Dynamic batching for the sampler and the server: concurrent searches share one call to the retriever."""
+"""Dynamic batching for the sampler and the server: concurrent searches share one call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
 from leret.retrieval.base import PartialResultsError, Retriever
 
-_QUICK_S = (
-    0.0005  # below this CPU time per query, a thread costs more than it saves (RESULTS-archive.md)
-)
+# below this CPU time per query, a thread costs more time than it saves (RESULTS-archive.md)
+_QUICK_S = 0.0005
 _N_RECENT = 20_000  # maximum number of rankings in memory (fast searches only)
 
 
@@ -29,7 +28,7 @@ class QueueFullError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Entry:
+class _Request:
     queries: Sequence[str]
     k: int
     future: asyncio.Future[list[Ranking]]
@@ -38,14 +37,18 @@ class _Entry:
 class SearchBatcher:
     """Awaitable searches on one event loop.
 
-    Searches that arrive during a batch wait for the next batch. So batches grow with the load, and no search waits for
-    a batch to fill. A batch contains queries with the same k; duplicate queries are searched once.
+    Searches that arrive during a batch wait for the next batch. So batches grow with the load, and
+    no search waits for a batch to fill. A batch contains queries with the same k; duplicate queries
+    are searched once.
 
     Args:
         retriever: called with one batch at a time, in a separate thread.
-        max_batch: maximum number of queries per batch. A single larger request is searched as one batch.
-        max_waiting: maximum number of queries in the queue. A request that does not fit is refused as a whole.
-        on_batch: called after each batch with the number of queries and the duration of the search in seconds.
+        max_batch: maximum number of queries per batch. A single larger request is searched as one
+            batch.
+        max_waiting: maximum number of queries in the queue. A request that does not fit is refused
+            as a whole.
+        on_batch: called after each batch with the number of queries and the duration of the search
+            in seconds.
     """
 
     def __init__(
@@ -59,14 +62,13 @@ class SearchBatcher:
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._on_batch = on_batch
-        self._waiting: deque[_Entry] = deque()
+        self._waiting: deque[_Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
         self._only_computes = getattr(retriever, "only_computes", False)
         self._recent: dict[tuple[str, int], Ranking] = {}
-        self._cpu_s = (
-            math.inf
-        )  # CPU seconds per query in the last batch; `search_now` makes it a moving average
+        # CPU seconds per query in the last batch; `search_now` makes it a moving average
+        self._cpu_s = math.inf
         self._wall_s: float | None = None  # seconds per query, moving average
         self._counts = {"asked": 0, "searched": 0, "batches": 0}
         self.n_waiting = 0  # queries in the queue
@@ -75,23 +77,27 @@ class SearchBatcher:
         if not queries:
             return []
         if self.n_waiting + len(queries) > self._max_waiting:
-            raise QueueFullError(min(30.0, max(1.0, round(self.n_waiting * (self._wall_s or 0.0)))))
-        entry = _Entry(queries, k, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
+            wait_s = round(self.n_waiting * (self._wall_s or 0.0))
+            raise QueueFullError(min(30.0, max(1.0, wait_s)))
+        request = _Request(queries, k, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
         self.n_waiting += len(queries)
         self._counts["asked"] += len(queries)
         if self._task is None:
             self._task = asyncio.create_task(self._work())
         try:
-            return await entry.future
+            return await request.future
         except asyncio.CancelledError:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            if request in self._waiting:
+                self._waiting.remove(request)
                 self.n_waiting -= len(queries)
             raise
 
     def search_now(self, query: str, k: int) -> Ranking | None:
-        """Search at once in the calling thread, or return None if the retriever does I/O or is not known to be fast."""
+        """Search at once in the calling thread.
+
+        Return None if the retriever does I/O or is not known to be fast.
+        """
         if not self._only_computes or self._cpu_s > _QUICK_S:
             return None
         self._counts["asked"] += 1
@@ -99,20 +105,21 @@ class SearchBatcher:
         if recent is not None:
             return recent
         self._counts["searched"] += 1
-        began = (
-            time.perf_counter()
-        )  # time.thread_time() is a system call: a tenth of the time of a search
+        # time.thread_time() is a system call: a tenth of the time of a search
+        began = time.perf_counter()
         [ranking] = self.retriever.search((query,), k)
-        self._cpu_s += 0.1 * (
-            time.perf_counter() - began - self._cpu_s
-        )  # one slow search changes the average little
+        seconds = time.perf_counter() - began
+        self._cpu_s += 0.1 * (seconds - self._cpu_s)  # a slow search changes the average little
         if len(self._recent) >= _N_RECENT:
             self._recent.clear()
         self._recent[query, k] = ranking
         return ranking
 
     def counts(self) -> dict[str, int]:
-        """Return how many queries were ``asked`` and ``searched`` (without duplicates), in how many ``batches``."""
+        """Return the numbers of queries ``asked`` and ``searched``, and of ``batches``.
+
+        Duplicate queries are searched once.
+        """
         return dict(self._counts)
 
     def close(self) -> None:
@@ -126,26 +133,33 @@ class SearchBatcher:
         finally:
             self._task = None
 
-    def _next_batch(self) -> list[_Entry]:
-        """Take the first entry and later ones with the same k that fit into the batch. The others keep their order."""
-        batch: list[_Entry] = []
-        later: deque[_Entry] = deque()
+    def _next_batch(self) -> list[_Request]:
+        """Take the first request, and later requests with the same k that fit into the batch.
+
+        The remaining requests keep their order.
+        """
+        batch: list[_Request] = []
+        later: deque[_Request] = deque()
         n = 0
         while self._waiting and n < self._max_batch:
-            entry = self._waiting.popleft()
-            if not batch or (entry.k == batch[0].k and n + len(entry.queries) <= self._max_batch):
-                batch.append(entry)
-                n += len(entry.queries)
+            request = self._waiting.popleft()
+            fits = n + len(request.queries) <= self._max_batch
+            if not batch or (fits and request.k == batch[0].k):
+                batch.append(request)
+                n += len(request.queries)
             else:
-                later.append(entry)
+                later.append(request)
         self._waiting.extendleft(reversed(later))
         self.n_waiting -= n
         return batch
 
-    async def _answer(self, batch: list[_Entry]) -> None:
-        if not batch:  # all entries were cancelled
+    async def _answer(self, batch: list[_Request]) -> None:
+        if not batch:  # all requests were cancelled
             return
-        queries = list(dict.fromkeys(query for entry in batch for query in entry.queries))
+        distinct: dict[str, None] = {}
+        for request in batch:
+            distinct.update(dict.fromkeys(request.queries))
+        queries = list(distinct)
         began = time.monotonic()
         error: Exception | None = None
         try:
@@ -154,19 +168,21 @@ class SearchBatcher:
             error = failure
             rankings = failure.answered if isinstance(failure, PartialResultsError) else {}
         seconds = time.monotonic() - began
-        for entry in batch:
-            if entry.future.done():
+        for request in batch:
+            if request.future.done():
                 continue
-            if error is None or all(query in rankings for query in entry.queries):
-                entry.future.set_result([rankings[query] for query in entry.queries])
+            if error is None or all(query in rankings for query in request.queries):
+                request.future.set_result([rankings[query] for query in request.queries])
             else:
-                entry.future.set_exception(error)
-                entry.future.exception()  # mark as retrieved: no asyncio warning if the caller was cancelled
+                request.future.set_exception(error)
+                # mark as retrieved: no asyncio warning if the caller was cancelled
+                request.future.exception()
         if error is None:
             per_query = seconds / len(queries)
-            self._wall_s = (
-                per_query if self._wall_s is None else 0.8 * self._wall_s + 0.2 * per_query
-            )
+            if self._wall_s is None:
+                self._wall_s = per_query
+            else:
+                self._wall_s = 0.8 * self._wall_s + 0.2 * per_query
             if self._on_batch is not None:
                 self._on_batch(len(queries), seconds)
 

@@ -18,9 +18,8 @@ from leret.retrieval.base import CallableRetriever, PartialResultsError, Retriev
 
 _LOG = logging.getLogger("leret")
 
-_FAST = frozenset(
-    {"bm25", "rm3", "none"}
-)  # kinds that answer in less than a millisecond, so a cache saves little
+# kinds that answer in less than a millisecond, so a cache saves little
+_FAST = frozenset({"bm25", "rm3", "none"})
 _FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)
 
 
@@ -36,8 +35,8 @@ class JsonDisk(diskcache.JSONDisk):
 class CachedRetriever(CallableRetriever, SharedInstance):
     """Retriever with a disk cache: only queries that are not cached are searched. Thread-safe.
 
-    If the cache files cannot be used, a warning is logged once and searches continue without the cache. When the cache
-    exceeds ``max_bytes``, the least recently used rankings are deleted.
+    If the cache files cannot be used, a warning is logged once and searches continue without the
+    cache. When the cache exceeds ``max_bytes``, the least recently used rankings are deleted.
     """
 
     def __init__(self, retriever: Retriever, directory: Path, max_bytes: int = 2 << 30) -> None:
@@ -81,11 +80,13 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 
     def _read(self, queries: Sequence[str], k: int) -> dict[str, Ranking]:
         cached: dict[str, Ranking] = {}
+        if self._cache is None:
+            return cached
         try:
-            for query in dict.fromkeys(queries) if self._cache is not None else ():
-                entries = self._cache.get(digest(self.digest, k, query))
-                if entries is not None:
-                    cached[query] = tuple(Passage(*entry) for entry in entries)
+            for query in dict.fromkeys(queries):
+                rows = self._cache.get(digest(self.digest, k, query))
+                if rows is not None:
+                    cached[query] = tuple(Passage(*row) for row in rows)
         except _FAULTS as error:
             self._give_up(error)
         return cached
@@ -96,9 +97,8 @@ class CachedRetriever(CallableRetriever, SharedInstance):
         try:
             with self._cache.transact():
                 for query, ranking in rankings.items():
-                    self._cache.set(
-                        digest(self.digest, k, query), [list(passage) for passage in ranking]
-                    )
+                    rows = [list(passage) for passage in ranking]
+                    self._cache.set(digest(self.digest, k, query), rows)
         except _FAULTS as error:
             self._give_up(error)
 
@@ -112,8 +112,9 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:
     """Add a cache to the retriever if the settings ask for one.
 
-    With ``auto``, fast kinds such as ``bm25`` and servers that do not name their index get no cache. When such a server
-    switches to a different index at the same URL, the digest stays the same, and cached rankings would be wrong.
+    With ``auto``, fast kinds such as ``bm25`` and servers that do not name their index get no
+    cache. When such a server switches to a different index at the same URL, the digest stays the
+    same, and cached rankings would be wrong.
     """
     cache = settings.cache or CacheSettings()
     wanted = settings.kind not in _FAST and getattr(retriever, "names_its_index", True)

@@ -8,7 +8,7 @@ from dspy.utils import DummyLM
 from leret.core.errors import ProgramError
 from leret.core.types import Passage
 from leret.programs.load import load_program
-from leret.programs.search import Found, Search
+from leret.programs.search import Found, Search, ranking_of
 from tests.sampling.fakes import ROOT
 
 ONE, TWO, THREE = (Passage(f"d{i}", f"T{i}" if i < 3 else "", f"text {i}", float(4 - i)) for i in (1, 2, 3))
@@ -54,3 +54,8 @@ def test_the_agent_searches_then_reads_a_whole_document_then_answers():
     assert (searched[0], len(searched)) == ("Tower | part 2 x", 3)
     assert [text.split(" x ")[0] for text in read] == ["Tower | part 1", "Tower | part 2", "Tower | part 10"]
     assert (done.answer, len(read[0].split())) == ("ten", 84)
+
+
+def test_rows_that_are_plain_strings_have_no_title():
+    [passage] = ranking_of(["Ed Wood is a film."], ids=lambda row: "d7")
+    assert passage == Passage("d7", "", "Ed Wood is a film.", 1.0)

@@ -149,7 +149,7 @@ def optional_text(record: Fields, name: str) -> str | None:
 
 def optional_number(record: Fields, name: str) -> int | None:
     """Return a whole-number field (text in a CSV file); None if it is absent, null or blank."""
-    value = record.get(name)
+    value: Any = record.get(name)
     if _is_blank(value):
         return None
     if type(value) is int:

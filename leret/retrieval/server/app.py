@@ -55,23 +55,24 @@ class _Metrics:
 
 
 class RetrieverServer:
-    """Application for one retriever. GET /health reports ``engine``, ``corpus`` and ``documents``."""
+    """Application for one retriever.
+
+    GET /health reports ``engine``, ``corpus`` and ``documents``.
+    """
 
     def __init__(self, source: OpenRetriever, settings: ServerSettings | None = None) -> None:
         self.settings = settings = settings or ServerSettings()
         self.index = source.retriever.digest
-        sizes = {
-            "max_k": settings.max_k,
-            "max_queries": settings.max_waiting,
-            "max_documents": settings.max_documents,
-        }
-        index = {
+        self._description = {
             "engine": source.engine,
             "index": self.index,
             "corpus": source.corpus,
             "documents": source.documents,
+            "max_k": settings.max_k,
+            "max_queries": settings.max_waiting,
+            "max_documents": settings.max_documents,
+            "version": leret.__version__,
         }
-        self._facts = {**index, **sizes, "version": leret.__version__}
         self._metrics = _Metrics(lambda: self.batcher.n_waiting)
         self.batcher = SearchBatcher(
             source.retriever, settings.max_batch, settings.max_waiting, self._metrics.on_batch
@@ -95,9 +96,8 @@ class RetrieverServer:
     async def _colbert(self, request: web.Request) -> web.Response:
         values = await self._json(request) if request.method == "POST" else request.query
         asked = schemas.parse(values, schemas.SingleRequest, self.settings)
-        return _answer(
-            schemas.colbert_answer((await self.batcher.search(asked.queries, asked.k))[0])
-        )
+        [ranking] = await self.batcher.search(asked.queries, asked.k)
+        return _answer(schemas.colbert_answer(ranking))
 
     async def _search(self, request: web.Request) -> web.Response:
         asked = schemas.parse(await self._json(request), schemas.BatchRequest, self.settings)
@@ -106,11 +106,9 @@ class RetrieverServer:
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         values = await self._json(request)
-        asked = schemas.parse(
-            {"topk": 3, **values} if isinstance(values, dict) else values,
-            schemas.BatchRequest,
-            self.settings,
-        )
+        if isinstance(values, dict):
+            values = {"topk": 3, **values}
+        asked = schemas.parse(values, schemas.BatchRequest, self.settings)
         rankings = await self.batcher.search(asked.queries, asked.k)
         return _answer(await self._encode(schemas.retrieve_answer, rankings, asked.return_scores))
 
@@ -133,16 +131,20 @@ class RetrieverServer:
     async def _encode(
         self, answer: Callable[..., bytes], rankings: list[Ranking], fact: Any
     ) -> bytes:
-        """Encode a response. Large responses are encoded in a thread, so that they do not block the event loop."""
+        """Encode a response.
+
+        Large responses are encoded in a thread, so that they do not block the event loop.
+        """
         if sum(map(len, rankings)) < _MANY:
             return answer(rankings, fact)
         return await asyncio.to_thread(answer, rankings, fact)
 
     async def _health(self, request: web.Request) -> web.Response:
-        facts: dict[str, Any] = {"status": "ok"}
+        health: dict[str, Any] = {"status": "ok"}
         if self._is_allowed(request):
-            facts |= {**self._facts, "waiting": self.batcher.n_waiting}
-        return _answer(schemas.encode(facts))
+            health |= self._description
+            health["waiting"] = self.batcher.n_waiting
+        return _answer(schemas.encode(health))
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
@@ -169,7 +171,8 @@ class RetrieverServer:
         ):
             return _error(
                 403,
-                "unknown Host; use localhost, an IP address or --host, or start the server with a token",
+                "unknown Host; use localhost, an IP address or --host, "
+                "or start the server with a token",
             )
         if path != "/health" and not self._is_allowed(request):
             return _error(
@@ -206,10 +209,9 @@ class RetrieverServer:
             return True
         scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
         # aiohttp and os.environ decode invalid UTF-8 to lone surrogates
-        same = hmac.compare_digest(
-            *(text.encode(errors="surrogateescape") for text in (sent.strip(), token))
-        )
-        return same and scheme.lower() == "bearer"
+        sent_bytes = sent.strip().encode(errors="surrogateescape")
+        is_same = hmac.compare_digest(sent_bytes, token.encode(errors="surrogateescape"))
+        return is_same and scheme.lower() == "bearer"
 
 
 def _answer(body: bytes, status: int = 200) -> web.Response:
