@@ -93,16 +93,16 @@ def test_no_module_imports_itself_through_others():
 
 def test_the_library_is_small_and_not_dense():
     n_nodes, n_statements = figures.nodes(MODULES.values()), figures.statements(MODULES.values())
-    assert n_nodes <= 337_234, "remove code before adding more; lines and statements are free"
+    assert n_nodes <= 337_508, "remove code before adding more; lines and statements are free"
     assert n_nodes / n_statements <= 12.2, "write out what is squeezed: an `if` of three lines is three lines"
 
 
 def test_little_is_squeezed():
     counts = Counter(kind for path in MODULES.values() for kind, _ in figures.squeezed(path))
-    assert counts["nested or conditional comprehensions"] <= 9
-    assert counts["walrus expressions"] <= 7
+    assert counts["nested or conditional comprehensions"] <= 5
+    assert counts["walrus expressions"] <= 4
     assert counts["lists or strings multiplied by a truth value"] == 0
-    assert counts["empty words as variables"] <= 13
+    assert counts["empty words as variables"] <= 3
     assert figures.wide_lines(MODULES.values()) <= 0.012
 
 
@@ -138,7 +138,7 @@ def test_nodes_and_statements_are_counted_as_ast_walk_does(tmp_path):
 def test_the_library_its_folders_and_its_functions_stay_small():
     assert len(MODULES) <= 212
     assert {name: n for name, n in figures.folders().items() if n > 12 and name != "leret"} == {}
-    assert sum(size > figures.LARGE for size, _ in figures.functions(MODULES.values())) <= 35
+    assert sum(size > figures.LARGE for size, _ in figures.functions(MODULES.values())) <= 32
 
 
 def test_a_class_name_means_one_thing():
