@@ -166,7 +166,7 @@ class LiveIndex:
     def _use(self, picker: Picker) -> None:
         """Search with the saved encoders, with the picker's settings for texts and similarity."""
         settings: Any = picker.settings
-        limits = [encoder.max_seq_length for encoder in picker.model.children()]
+        limits: list[Any] = [encoder.max_seq_length for encoder in picker.model.children()]
         limits.append(settings.max_length)
         folder = self._directory / _ENCODERS
         keys = {
