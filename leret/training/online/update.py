@@ -425,8 +425,8 @@ class Update:
         if not indices:
             return ()
         mine = torch.tensor(indices, dtype=torch.long, device=batch.groups.device)
-        parts: Sequence[Tensor] = mine.split(self.recipe.per_device_train_batch_size)
-        return parts
+        batches: Sequence[Tensor] = mine.split(self.recipe.per_device_train_batch_size)
+        return batches
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
         self._hidden = output.last_hidden_state
