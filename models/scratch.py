@@ -41,7 +41,7 @@ class ScratchSettings(LoopSettings):
     def loss(self, model: PreTrainedModel, batch: Batch, step: int) -> torch.Tensor:
         hidden = hidden_states(model, batch)
         positions: list[int] = []
-        for row, by_target in zip(batch.rows, batch.packed.places, strict=True):
+        for row, by_target in zip(batch.rows, batch.packed.indices, strict=True):
             last = by_target[0][0]
             positions += range(last - len(row.prompt) + 1, last)
         labels = torch.tensor([token for row in batch.rows for token in row.prompt[1:]])

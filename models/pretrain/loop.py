@@ -171,7 +171,7 @@ def adamw(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Op
 def collate(rows: Sequence[Row]) -> Batch:
     """Pack rows into a batch."""
     packed = pack([(row.prompt, row.targets) for row in rows])
-    target_at = [position for by_target in packed.places for positions in by_target for position in positions]
+    target_at = [position for by_target in packed.indices for positions in by_target for position in positions]
     labels = [token for row in rows for target in row.targets for token in target]
     return Batch(rows, packed, torch.tensor(target_at), torch.tensor(labels))
 
