@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 5
+_ANSWER_WIDTH = 80  # characters
 _DATA_ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")
 
 app = typer.Typer(
@@ -243,7 +243,9 @@ def _show(report: DataReport) -> None:
     for question in report.examples:
         line = f"  {question.id}: {question.text}"
         if question.answers:
-            answer = shorten(question.answers[0], 80, placeholder=" ...")
+            answer = " ".join(question.answers[0].split())
+            if len(answer) > _ANSWER_WIDTH:
+                answer = f"{answer[: _ANSWER_WIDTH - 4]} ..."
             line += f" -> {answer}"
         if question.gold:
             gold = ", ".join(question.gold[:_SHOWN])

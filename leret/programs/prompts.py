@@ -119,7 +119,12 @@ class Formatter:
         self._splits = internals.is_turn_by_turn(
             self.adapter, [CompactAdapter, PrefilledChatAdapter]
         )
-        self._native = getattr(self.adapter, "use_native_function_calling", False)
+        native = getattr(self.adapter, "use_native_function_calling", False)
+        self._usual = frozenset(
+            name
+            for name, predictor in self._predictors.items()
+            if not (native and takes_tools(predictor.signature))
+        )
         # All messages but the last, and how often both ways agreed; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._parses: dict[str, int | None] = {}
@@ -149,7 +154,11 @@ class Formatter:
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
         # histories and images span several messages
-        plain = self._is_usual(need.call) and all(map(_is_plain, need.inputs.values()))
+        plain = (
+            need.call.usual
+            and need.predictor in self._usual
+            and all(map(_is_plain, need.inputs.values()))
+        )
         if head is None or not plain:
             whole = self._in_full(need, prompt)
             if key not in self._heads and self._splits and plain:
@@ -187,7 +196,7 @@ class Formatter:
                 return Step(call, error, completion)
             return Step(call, [{"id": candidate.id}], completion)
         name = call.predictor
-        n_proofs = self._parses.get(name, 0) if self._is_usual(call) else None
+        n_proofs = self._parses.get(name, 0) if call.usual and name in self._usual else None
         quick: list[dict[str, Any]] | AdapterParseError | None = None
         if n_proofs is not None:
             try:
@@ -202,11 +211,6 @@ class Formatter:
             proven = same and (quick == outputs or isinstance(outputs, AdapterParseError))
             self._parses[name] = n_proofs + 1 if proven else None
         return Step(call, outputs, completion)
-
-    def _is_usual(self, call: PredictorCall) -> bool:
-        if not call.usual:
-            return False
-        return not (self._native and takes_tools(call.signature))
 
     def scripted(self, need: NeedsCompletion, outputs: Mapping[str, Any]) -> Step:
         return Step(need.call, [dict(outputs)])

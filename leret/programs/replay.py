@@ -337,11 +337,14 @@ class ProgramRun:
             self._raise_if_stopped()
         with self.lock:
             for i, step in enumerate(self.left):
-                if _is_same(step.call, call) or step.call.asks_as(call):
+                before = step.call
+                same = before.predictor == call.predictor and before.inputs == call.inputs
+                if (before.usual and call.usual and same) or before.asks_as(call):
                     del self.left[i]
                     break
             else:
-                self.stop(NeedsCompletion(call, self._ordered()))
+                searches = self._ordered() if self.side_threads else tuple(self.searches)
+                self.stop(NeedsCompletion(call, searches))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
         return step
@@ -405,8 +408,7 @@ class ProgramRun:
     # ------------------------------------------------------------------ results of the run
 
     def _ordered(self) -> tuple[SearchCall, ...]:
-        if not self.side_threads:
-            return tuple(self.searches)
+        """Return the searches of threads, which come in any order, sorted by query."""
         searches = []
         ordered = sorted(self.searches, key=lambda search: search.queries)
         for n, search in enumerate(ordered, start=1):
@@ -431,6 +433,7 @@ class ProgramRun:
             if self.side_threads:
                 return NeedsCompletion(need.call, self._ordered())
             return need
+        searches = self._ordered() if self.side_threads else tuple(self.searches)
         if self.crash is None:
             if missing:
                 difference = needs.asked_instead(missing[0], self.needs)
@@ -438,10 +441,10 @@ class ProgramRun:
                     f"{program} is not deterministic given its completions: {difference}; "
                     f"{needs.REPEATABLE}"
                 )
-            return Finished(self.prediction, self._ordered())
+            return Finished(self.prediction, searches)
         is_parse_error = isinstance(self.crash, AdapterParseError)
         if is_parse_error and self.steps and self.steps[-1].outputs is self.crash:
-            return Finished(self.crash, self._ordered())
+            return Finished(self.crash, searches)
         raise ProgramError(
             f"{program} failed on {task.text!r} after {len(self.steps) - len(missing)} completions: "
             f"{raised(self.crash)}"
@@ -453,7 +456,7 @@ class ProgramRun:
         else:
             self.needs.append(why)
         if threading.get_ident() == self.home:
-            self.stopped.add(self._task())
+            self.stopped.add(self._task() if self.has_tasks else None)
         else:
             self.side_threads = True
         raise Stop
@@ -472,16 +475,12 @@ class ProgramRun:
 
     def _raise_if_stopped(self) -> None:
         """Stop the program again at its next call if a bare ``except`` caught the first stop."""
-        if threading.get_ident() == self.home and self._task() in self.stopped:
+        task = self._task() if self.has_tasks else None
+        if threading.get_ident() == self.home and task in self.stopped:
             raise Stop
 
     def _task(self) -> int | None:
-        """Return the id of the current asyncio task.
-
-        None outside tasks, or if only one makes calls.
-        """
-        if not self.has_tasks:
-            return None
+        """Return the id of the current asyncio task; None outside tasks."""
         try:
             return id(asyncio.current_task())
         except RuntimeError:
@@ -513,10 +512,3 @@ class ProgramRun:
 
 def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:
     return cast(lm15.Response, internals.watching_run().answer_direct(request, owner))
-
-
-def _is_same(call: PredictorCall, now: PredictorCall) -> bool:
-    """Return whether two usual calls ask the same; quicker than `PredictorCall.asks_as`."""
-    if not (call.usual and now.usual):
-        return False
-    return call.predictor == now.predictor and call.inputs == now.inputs

@@ -303,14 +303,20 @@ class Scoring:
         """
         if any(part.factor for part in self.parts.values()):
             return self._mix_with_factors(group)
-        if len(self.parts) == 1 and self.mixer == "weights":
-            return self._mix_single(group)
+        rewards: list[float | None]
+        if len(self.parts) == 1 and self.mixer == "weights":  # 20 times as fast as a matrix
+            [part] = self.parts.values()
+            name, weight = part.name, part.weight
+            rewards = []
+            for values in group:
+                rewards.append(weight * values[name] if name in values else None)
+            return rewards
         rows = []
         for values in group:
             rows.append([values.get(name, np.nan) for name in self.parts])
         weights = np.array([part.weight for part in self.parts.values()])
         mixed = mix(self.mixer, np.array(rows, dtype=float), weights)
-        rewards: list[float | None] = mixed.tolist()
+        rewards = mixed.tolist()
         for i in np.flatnonzero(np.isnan(mixed)):
             rewards[i] = None
         return rewards
@@ -323,17 +329,6 @@ class Scoring:
             reward = rewards[i]
             if reward is not None:
                 rewards[i] = reward * math.prod(values.get(name, 1.0) for name in factors)
-        return rewards
-
-    def _mix_single(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        """Return the weighted values of the only part, 20 times as fast as with a matrix."""
-        [part] = self.parts.values()
-        rewards: list[float | None] = []
-        for values in group:
-            if part.name in values:
-                rewards.append(part.weight * values[part.name])
-            else:
-                rewards.append(None)
         return rewards
 
     def alone(self, values: Mapping[str, float]) -> float | None:

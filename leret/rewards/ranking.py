@@ -31,7 +31,8 @@ def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None
         if not gold:
             return None
         doc_ids = [passage.doc_id for passage in outcome.ranking]
-        return measure(task.gold_ids(doc_ids), gold, k)
+        ids = task.gold_ids(doc_ids) if task.parents else doc_ids
+        return measure(ids, gold, k)
 
     return value
 

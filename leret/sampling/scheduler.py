@@ -225,9 +225,11 @@ def unseen_documents(end: Finished) -> dict[str, list[str]]:
     for name, value in end.prediction.items():
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             continue
-        unknown = [item for item in value if item not in seen]
-        if name != "doc_ids":
-            unknown = [item for item in unknown if not any(text in item for text in seen)]
+        unknown = []
+        for item in value:
+            quotes_a_passage = name != "doc_ids" and any(text in item for text in seen)
+            if item not in seen and not quotes_a_passage:
+                unknown.append(item)
         if unknown and (name in ("doc_ids", "context", "passages") or len(unknown) < len(value)):
             unseen[name] = unknown
     return unseen

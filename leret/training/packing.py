@@ -9,7 +9,7 @@ and completions. `RoundLoop` and TRL's trainers use the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ def pack(
     ``rows`` has the tree indices of each row.
     """
     rows = rows or [[i] for i in range(len(trees))]
-    lengths = [_n_tokens(prompt, completions) for prompt, completions in trees]
+    lengths = [len(prompt) + sum(map(len, completions)) for prompt, completions in trees]
     width = 0
     for row in rows:
         width = max(width, sum(lengths[i] for i in row))
@@ -90,10 +90,6 @@ def pack(
                     indices[i].append([last, *range(first, first + len(part) - 1)])
                 end += len(part)
     return Packed(ids, positions, _attention_mask(tree, branch), indices)
-
-
-def _n_tokens(prompt: Ids, completions: Iterable[Ids]) -> int:
-    return len(prompt) + sum(map(len, completions))
 
 
 def _attention_mask(tree: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
@@ -196,7 +192,7 @@ def _layout(sequences: Sequence[tuple[Ids, Ids]]) -> Layout:
     for prompt, completion in sequences:
         trees.setdefault(tuple(prompt), {})[tuple(completion)] = None
     branches = [(prompt, list(completions)) for prompt, completions in trees.items()]
-    rows = fill_rows([_n_tokens(prompt, completions) for prompt, completions in branches])
+    rows = fill_rows([len(prompt) + sum(map(len, completions)) for prompt, completions in branches])
     packed = pack(branches, rows)
     by_sequence = {}
     for (prompt, completions), by_completion in zip(branches, packed.indices, strict=True):

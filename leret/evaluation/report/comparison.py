@@ -74,7 +74,8 @@ def compare_runs(
     measure = measure or main_measure(measures)
     measures.sort(key=lambda name: name != measure)
     scores = _scores_by_label(runs, summaries, groups, measures)
-    recipe = EvalRecipe(**{key: summaries[0][key] for key in ("resamples", "confidence", "seed")})
+    keys = {key: summaries[0][key] for key in ("resamples", "confidence", "seed")}
+    recipe = EvalRecipe(**keys)
     rows = []
     for a, b in dict.fromkeys(_pairs(groups, summaries)):
         if a in scores and b in scores:
@@ -207,7 +208,8 @@ def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> di
     for row in summary["rows"]:
         system = row["system"]
         hops = read_rows(directory / system / "per_question.parquet")
-        tasks = [Task(name, {}) for name in dict.fromkeys(hop.question_id for hop in hops)]
+        names = dict.fromkeys(hop.question_id for hop in hops)
+        tasks = [Task(name, {}) for name in names]
         best = bool(row.get("best_of"))
         table = score_table(hops, tasks, summary["n_hops"], measures, best=best)
         scores[system] = {}

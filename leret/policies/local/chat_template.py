@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _BEGINNINGS = 256  # number of prompt beginnings cached as tokens
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 _DIRECTIVES = [
-    f"%{letter}"
-    for letter in (*"aAbBcdeDfFGHIjmMpSTuUVwWxXyYzZ", *(f"-{letter}" for letter in "dmHIMSjy"))
+    *(f"%{letter}" for letter in "aAbBcdeDfFGHIjmMpSTuUVwWxXyYzZ"),
+    *(f"%-{letter}" for letter in "dmHIMSjy"),
 ]
 _CLOCK = (
     "{% macro strftime_now(format) %}{% set text = namespace(value=format) %}{% for name, value in run_date.items() %}"

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, NamedTuple, Self
@@ -170,6 +171,8 @@ def sample_of(row: sqlite3.Row) -> Sample:
     kind = row["failure_kind"]
     logprobs = columns.get("logprobs")
     ids = columns.get("token_ids") or columns.get("sampled_ids")
+    token_ids = None if ids is None else _unpacked(ids, "i")
+    token_logprobs = None if logprobs is None else _unpacked(logprobs, "f")
     finish = columns.get("finish_reason")
     if finish is None and (row["n_completion_tokens"] or 0) >= row["max_tokens"]:
         finish = "length"
@@ -178,7 +181,7 @@ def sample_of(row: sqlite3.Row) -> Sample:
         row["completion"], json.loads(row["outputs"]), tuple(json.loads(row["doc_ids"])),
         tuple(json.loads(row["scores"])), row["reward"], json.loads(row["components"]),
         None if kind is None else Failure(kind, row["failure_message"]),
-        row["n_prompt_tokens"], row["n_completion_tokens"], _values(ids, "i"), _values(logprobs, "f"), finish,
+        row["n_prompt_tokens"], row["n_completion_tokens"], token_ids, token_logprobs, finish,
     )  # fmt: skip
 
 
@@ -188,9 +191,7 @@ def _packed(values: Sequence[float] | None, kind: str) -> bytes | None:
     return struct.pack(f"<{len(values)}{kind}", *values)
 
 
-def _values(blob: bytes | None, kind: str) -> tuple[Any, ...] | None:
-    if blob is None:
-        return None
+def _unpacked(blob: bytes, kind: str) -> tuple[Any, ...]:
     return struct.unpack(f"<{len(blob) // 4}{kind}", blob)
 
 
@@ -334,7 +335,7 @@ class Store:
         with errors_of(self.path):
             rows = self._database.execute(sql, values)
             for (digest, step, _), group in groupby(
-                rows, lambda r: (r["policy_digest"], r["step"], r["state_id"])
+                rows, itemgetter("policy_digest", "step", "state_id")
             ):
                 members = list(group)
                 row = members[0]
