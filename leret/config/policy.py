@@ -157,7 +157,7 @@ class ServedPolicySettings(PolicySettings):
     api_key_env: Annotated[VariableName | None, Free(), KeyVariable("urls")] = Field(
         None, description="environment variable with the API key"
     )
-    timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="timeout per attempt")
+    timeout_s: Annotated[float, Free()] = Field(300.0, gt=0, description="timeout per attempt")
     retry_for_s: Annotated[float, Free()] = Field(
         300.0, ge=0, description="how long to retry; 0: no retry"
     )

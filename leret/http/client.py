@@ -251,11 +251,13 @@ class Client:
                 return await self._attempt(local, call, read, timeout_s or self._timeout_s)
             except RetryableError as error:
                 failure = error
-            # in an outage, most requests of a large batch wait for a slot: count from the last
-            # answer
             if n == 1:
                 left_s = self._retry_for_s if retry_for_s is None else retry_for_s
-                deadline = max(began, self._answered_at) + left_s
+                # in an outage, most requests of a large batch wait for a slot: count from the last
+                # answer; a slow server gets a second attempt with fewer requests in flight
+                is_slow = failure.kind == "timeout"
+                since = self._clock() if is_slow else max(began, self._answered_at)
+                deadline = since + left_s
             backoff_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(n - 1, 16))
             wait_s = max(backoff_s * random.uniform(0.5, 1.5), local.pool.opens_in_s())
             n_unusable += failure.kind in _UNUSABLE

@@ -24,6 +24,7 @@ from leret.config.policy import (
     TinkerPolicySettings,
     TogetherPolicySettings,
 )
+from leret.core.aio import gathered
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
@@ -203,7 +204,7 @@ async def probe(settings: PolicySettings) -> None:
         async with aclosing(policy):
             await policy.check()
 
-    await asyncio.gather(*map(check, settings.urls))
+    await gathered(map(check, settings.urls))
 
 
 def shared_policy(settings: PolicySettings) -> Policy:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, repeat
 from typing import Any, Protocol
 
-from leret.core.aio import started
+from leret.core.aio import gathered, started
 from leret.core.dspy_internals import AdapterParseError
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.runs import Run
@@ -121,8 +121,8 @@ class StateSampler:
         if visit.need.choice is not None:  # picks have no demos, so all samples use one prompt
             n *= len(prompts)
             prompts = (ZERO_SHOT,)
-        groups = await asyncio.gather(
-            *(self._of_prompt(visit, state.draw, prompt, n, stored) for prompt in prompts)
+        groups = await gathered(
+            self._of_prompt(visit, state.draw, prompt, n, stored) for prompt in prompts
         )
         samples = list(chain.from_iterable(groups))
         if not self._crediting.needs_group:

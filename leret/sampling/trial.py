@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from leret.config.base import resolve_paths
 from leret.config.sampling import AdapterSettings, SamplingRecipe
+from leret.core.aio import gathered
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.progress import Progress
 from leret.core.types import Sample, Task
@@ -216,9 +217,7 @@ async def _try_formats(
         runner = ProgramRunner.over(program, adapter, search, read=read)
         plan = _plan(recipe, policy, temperature, limit)
         try:
-            searches = await asyncio.gather(
-                *(_first_search(runner, plan, task) for task in questions)
-            )
+            searches = await gathered(_first_search(runner, plan, task) for task in questions)
         except PolicyError as error:
             if not tried.adapter.get("prefill"):
                 raise
@@ -230,16 +229,16 @@ async def _try_formats(
 
     progress.start("formats", None)
     try:
-        await asyncio.gather(*(measure(tried, 0.0, tasks[:N_FIRST]) for tried in trials))
+        await gathered(measure(tried, 0.0, tasks[:N_FIRST]) for tried in trials)
         parsed = [tried for tried in trials if tried.measured(0.0).parsed >= MIN_PARSED]
-        await asyncio.gather(*(measure(tried, 1.0, tasks[:N_FIRST]) for tried in parsed))
+        await gathered(measure(tried, 1.0, tasks[:N_FIRST]) for tried in parsed)
         best = [
             tried
             for tried in sorted(trials, key=lambda tried: tried.rank)[:N_BEST]
             if not tried.rank[0]
         ]
         for temperature in TEMPERATURES if tasks[N_FIRST:] else ():
-            await asyncio.gather(*(measure(tried, temperature, tasks[N_FIRST:]) for tried in best))
+            await gathered(measure(tried, temperature, tasks[N_FIRST:]) for tried in best)
         trials.sort(key=lambda tried: tried.rank)
         if best and trials[0].needs_cooler:
             await measure(trials[0], COOLER, tasks)

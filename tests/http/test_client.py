@@ -120,6 +120,12 @@ def test_the_wait_doubles_up_to_ten_seconds_and_ends_in_time():
     assert caught.value.exit_code == 1
 
 
+def test_a_slow_server_gets_a_second_attempt():
+    server = Echo(["stall"])
+    assert run([server], time=RealTime(), timeout_s=0.3, retry_for_s=0.3)
+    assert len(server.requests) == 2
+
+
 def test_outage_is_waited_for_once_by_all_requests():
     time = Time()
 

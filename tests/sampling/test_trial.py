@@ -1,9 +1,11 @@
+import asyncio
 import json
 import re
 from dataclasses import replace
 
 import pytest
 
+from leret.core.errors import PolicyError
 from leret.policies.base import Completion
 from leret.sampling import trial
 from leret.sampling.trial import TEMPERATURES, FirstSearch, FormatTrial, try_formats
@@ -26,6 +28,26 @@ class Follower(FakePolicy):
         if last["role"] == "assistant" or "[[ ##" not in last["content"]:
             return Completion("nothing", "length", 9, request.max_tokens)
         return Completion("The answer is:\n[]", "stop", 9, 6)
+
+
+class Hanging(FakePolicy):
+    """Fails on its third request, and does not answer the others."""
+
+    n_open = 0
+    open_at_close = None
+
+    async def complete(self, request):
+        self.requests.append(request)
+        self.n_open += 1
+        try:
+            if len(self.requests) == 3:
+                raise PolicyError("the server is away")
+            await asyncio.sleep(60)
+        finally:
+            self.n_open -= 1
+
+    async def aclose(self):
+        self.open_at_close = self.n_open
 
 
 @pytest.fixture
@@ -70,6 +92,13 @@ class Rambler(Follower):
     def _one(self, request, seed):
         completion = super()._one(request, seed)
         return replace(completion, **self.changes) if request.temperature == 1 else completion
+
+
+def test_no_request_is_open_when_a_failed_trial_closes_the_policy(cache):
+    policy = Hanging()
+    with policy_is(policy), pytest.raises(PolicyError, match="the server is away"):
+        try_formats(recipe_of(), cache)
+    assert policy.open_at_close == 0
 
 
 def test_a_lower_temperature_is_chosen_for_a_model_whose_samples_at_1_are_far_worse(cache):

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from leret.core.aio import gathered
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance, digest
 from leret.http.client import (
@@ -172,7 +173,7 @@ class OpenAIPolicy(SharedInstance):
                     return completions
         calls = [self._ask(request, (seed,), completions_of) for seed in seeds]
         completions = []
-        for answer in await asyncio.gather(*calls):
+        for answer in await gathered(calls):
             completions += answer
         self._takes_n = False
         return completions
