@@ -1,8 +1,7 @@
-"""``leret rewards``, ``leret rescore`` and ``leret score``: list, test and change rewards, and score answers."""
+"""``leret rewards``, ``leret rescore`` and ``leret score``: list and change rewards, and score answers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,6 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, RunOption
-from leret.core.errors import ConfigError, MissingDependency
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 _RECIPE = (".yaml", ".yml")
 
-app = typer.Typer(help="List and test rewards.", no_args_is_help=True)
+app = typer.Typer(help="List rewards.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: leret rewards list")
@@ -42,63 +40,6 @@ def listing(as_json: AsJson = False) -> None:
     console.say(
         f"mixers: {', '.join(MIXERS)}; name a custom reward as FILE.py:function or module:function"
     )
-
-
-@app.command("test", epilog="Example: leret rewards test rewards.py:score")
-def check_rewards(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME|RECIPE]",
-            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: all built-in rewards.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check that a reward is highest for a perfect outcome and lower for a wrong outcome."""
-    from leret.rewards import REWARDS, Scoring, scoring
-    from leret.rewards.proof import UNPROVEN, prove
-
-    if name is None:
-        todo = {each: scoring(each) for each in REWARDS if each not in UNPROVEN}
-    elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
-        todo = {}
-        for spec in (
-            console.sampling_recipe(name).sampling.rewards
-            if name.endswith(_RECIPE)
-            else [_spec(name)]
-        ):
-            whole = scoring(spec, "sampling.reward")
-            alone = {
-                name: replace(part, weight=1.0, factor=False) for name, part in whole.parts.items()
-            }
-            todo |= {name: Scoring({name: part}) for name, part in alone.items()}
-            todo |= {" + ".join(whole.parts): whole}
-    else:
-        todo = {name: scoring(name)}
-    proofs = []
-    for each, reward in todo.items():
-        try:
-            proofs.append(prove(each, reward))
-        except ConfigError as error:
-            if name is not None or not isinstance(error.__cause__, MissingDependency):
-                raise
-            console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
-    rows = [(proof.name, _figure(proof.gold), _figure(proof.worst)) for proof in proofs]
-    values = {"rewards": [proof._asdict() for proof in proofs]}
-    console.table(("reward", "gold", "worst"), rows, values=values)
-    faults: list[str] = []
-    for proof in proofs:
-        faults += [f"{proof.name}: {fault}" for fault in proof.faults]
-    if faults:
-        raise ConfigError(faults)
-    console.done("every reward reaches its maximum on the perfect outcome")
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.4g}"
 
 
 def rescore(
