@@ -23,7 +23,7 @@ from leret.datasets.leaks import FINGERPRINTS, find_leaks, refuse_leaks
 from leret.datasets.load import limited, split_name
 from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
-from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
+from leret.evaluation.systems import BASE, OracleTitles, System, available, select, training_facts
 from leret.policies.checkpoints import policy_directory
 from leret.policies.load import compute_digest
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -490,7 +490,7 @@ def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
     names = [
         system.name
         for system in evaluation.systems
-        if system.method == ORACLE or (system.searches and not useful)
+        if isinstance(system, OracleTitles) or (system.only_searches and not useful)
     ]
     if names:
         left = [name for name in evaluation.recipe.systems if name not in names]

@@ -39,7 +39,7 @@ from leret.evaluation.results import (
 )
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
-from leret.evaluation.systems import HYDE, ORACLE, System, focus
+from leret.evaluation.systems import HYDE, OracleTitles, System, focus
 from leret.policies.load import probe
 from leret.policies.local.chat_template import dated
 from leret.programs.saved import save
@@ -253,7 +253,7 @@ def _notes(
 
 def _is_no_bound(system: System, questions: Questions, results: SystemResults) -> bool:
     """Return True for an oracle that picked candidates, but never a gold document."""
-    if system.method != ORACLE:
+    if not isinstance(system, OracleTitles):
         return False
     gold = {task.id: task.gold for task in questions.tasks}
     has_picks = False
