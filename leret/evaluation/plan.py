@@ -13,6 +13,7 @@ from leret.config.evaluation import EvalRecipe, ReaderSettings
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
+from leret.core.classes import sources_digest
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -25,7 +26,6 @@ from leret.evaluation.systems import BASE, System, available, select
 from leret.policies.load import compute_digest
 from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
-from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import Environment, recipe_files, refuse_changes
 from leret.sampling.estimate import steps_of
@@ -261,6 +261,7 @@ def _inputs_key(
         else:
             prompts.append([system.name, system.prompt.digest, policies.digest(system)])
     indexes = []
+    kinds = [retriever.kind for retriever in recipe.retrievers.values()]
     for retriever in recipe.retrievers.values():
         files = [path for _, path, mark in paths_in(retriever) if not mark.may_be_missing]
         indexes.append(input_stamps(*files))
@@ -273,7 +274,7 @@ def _inputs_key(
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
         indexes,
-        *filter(None, [sources_digest(_functions(measures)), reader]),
+        *filter(None, [sources_digest(_functions(measures)), sources_digest(kinds), reader]),
     )
 
 
@@ -360,7 +361,7 @@ def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
     if not old:
         return
     recipe = evaluation.recipe
-    free = free_keys(EvalRecipe)
+    free = free_keys(recipe)
     if recipe.temperature == 0:
         free = free | {"seed"}  # greedy runs need no seed
     keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # its ``data`` is a digest
