@@ -39,8 +39,8 @@ from leret.rollouts.failures import MIN_UNPARSED
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
 from leret.sampling.store.store import StateSamples
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
-from leret.training.algorithms.base import StoredAlgorithm
 from leret.training.data import GroupSamples, TrainingExample
+from leret.training.stored.trainer import StoredAlgorithm
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # DSPy's optimizers log to dspy.teleprompt
 

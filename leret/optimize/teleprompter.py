@@ -24,7 +24,7 @@ from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
 from leret.config.sampling import SamplingSettings
-from leret.config.training import WritingRecipe
+from leret.config.training import WriterKeys, WritingRecipe
 from leret.core.bundled import SCOPES
 from leret.core.dspy_internals import StandInLM, current_adapter, one_truncation_warning
 from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError
@@ -84,7 +84,9 @@ from leret.training.model import training_record
 T = TypeVar("T")
 Credit = Literal["auto", "step", "final", "both", "return"]
 
-_ALGORITHMS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.picks is False)
+_ALGORITHMS = tuple(
+    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings, WriterKeys)
+)
 _ONLINE = tuple(name for name in _ALGORITHMS if ALGORITHMS[name].is_online)
 """Algorithms that sample during training; the other algorithms learn from stored samples."""
 
