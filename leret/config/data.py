@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
-from leret.config.base import Free, KindSettings, RecipePath, Settings
+from leret.config.base import Free, KindName, KindSettings, RecipePath, Settings
+from leret.core.classes import is_path
 
 Split = Literal["train", "dev", "test", "all"]
 
@@ -24,7 +25,7 @@ class DataSettings(KindSettings):
 
     default_kind = "jsonl"
 
-    kind: str
+    kind: KindName
     split: Split = Field("train", description="split to sample; `leret eval` has its own key")
     limit: Annotated[PositiveInt | None, Free()] = Field(
         None, description="maximum number of questions from the split"
@@ -62,18 +63,19 @@ class DataSettings(KindSettings):
             )
         return value
 
-    @model_validator(mode="wrap")
+    @property
+    def brings_documents(self) -> bool:
+        """True if the question files have documents too, so that ``corpus`` is optional."""
+        if is_path(self.kind):
+            return bool(DataSettings.find(self.kind).brings_documents)
+        return self.kind not in QUESTIONS_ALONE
+
     @classmethod
-    def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if cls is not DataSettings or not isinstance(values, Mapping):
-            return handler(values)
-        kinds: dict[str, type[Any]] = {}
-        for kind in cls.kinds():
-            for name in get_args(kind.model_fields["kind"].annotation):
-                kinds[name] = kind
-        settings = kinds.get(str(values.get("kind", cls.default_kind)), FileSettings)
-        section: Self = settings.model_validate(values)
-        return section
+    def _settings(cls, name: str) -> type[Any]:
+        try:
+            return super()._settings(name)
+        except PydanticKnownError:  # a file format, or an unknown name, which `reader_of` reports
+            return FileSettings
 
 
 class _Files(DataSettings):
@@ -112,7 +114,7 @@ class FieldSettings(Settings):
 class FileSettings(_Files):
     """Tasks in files, or any other kind without special keys."""
 
-    kind: str = Field("jsonl", description="file format")
+    kind: KindName = Field("jsonl", description="file format")
     fields: FieldSettings | None = None
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from leret.config.base import (
     BaseUrls,
     Free,
     KeyVariable,
+    KindName,
     KindSettings,
     RecipePath,
     default_variable,
@@ -33,8 +34,8 @@ class PolicySettings(KindSettings):
 
     default_kind = "local"
 
-    kind: str
-    model: str
+    kind: Annotated[KindName, Free()]
+    model: Annotated[str, Free()]
     temperature: float = Field(
         1.0, ge=0, description="sampling temperature; `leret eval` has its own, 0 by default"
     )

@@ -22,6 +22,7 @@ from leret.config.base import (
     BaseUrls,
     Free,
     KeyVariable,
+    KindName,
     KindSettings,
     RecipePath,
     Settings,
@@ -60,7 +61,7 @@ class RetrieverSettings(KindSettings):
 
     default_kind = "bm25"
 
-    kind: str
+    kind: KindName
     k: PositiveInt = Field(3, description="passages per search")
     exclude_seen: bool = Field(
         False, description="skip passages of earlier searches (off in the paper)"
@@ -106,7 +107,7 @@ class IndexedSettings(RetrieverSettings):
 
     @property
     def index_kind(self) -> str | None:
-        return self.kind
+        return self.kind.rpartition(":")[2]  # the name alone if the kind is named by path
 
 
 class EngineSettings(IndexedSettings):

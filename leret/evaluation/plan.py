@@ -14,6 +14,7 @@ from leret.config.evaluation import EvalRecipe, ReaderSettings
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
+from leret.core.classes import sources_digest
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -28,7 +29,6 @@ from leret.policies.checkpoints import policy_directory
 from leret.policies.load import compute_digest
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rewards import function_names
-from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import (
     Environment,
@@ -244,6 +244,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         else:
             prompts.append([system.name, system.prompt.digest, policies.digest(system)])
     indexes = []
+    kinds = [retriever.kind for retriever in recipe.retrievers.values()]
     for retriever in recipe.retrievers.values():
         files = [path for _, path, mark in paths_in(retriever) if not mark.may_be_missing]
         indexes.append(input_stamps(*files))
@@ -256,7 +257,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
         indexes,
-        *filter(None, [sources_digest(_functions(measures)), reader]),
+        *filter(None, [sources_digest(_functions(measures)), sources_digest(kinds), reader]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key, reader)
 
@@ -506,7 +507,7 @@ def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
     if not old:
         return
     recipe = evaluation.recipe
-    free = free_keys(EvalRecipe)
+    free = free_keys(recipe)
     if recipe.temperature == 0:
         free = free | {"seed"}  # greedy runs need no seed
     keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # its ``data`` is a digest

@@ -23,6 +23,7 @@ from leret.config.policy import (
     TgiPolicySettings,
     TogetherPolicySettings,
 )
+from leret.core.classes import identity, is_path, with_identity
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
@@ -92,15 +93,22 @@ def make_policy(settings: PolicySettings) -> Policy:
         MissingDependency: a package for this kind of policy is not installed.
         PolicyError: the model cannot be loaded.
     """
-    return POLICIES[settings.kind].make(settings)
+    policy: Policy = _kind(settings).make(settings)
+    return with_identity(policy, settings.kind)  # type: ignore[no-any-return]
 
 
 def compute_digest(settings: PolicySettings) -> str:
     """Return the digest of the policy from `make_policy`, without loading local weights."""
-    kind = POLICIES[settings.kind]
+    kind = _kind(settings)
     if kind.digest is None:
-        return kind.make(settings).digest
-    return kind.digest(settings)
+        return make_policy(settings).digest
+    weights = kind.digest(settings)
+    return digest(identity(settings.kind), weights) if is_path(settings.kind) else weights
+
+
+def _kind(settings: PolicySettings) -> PolicyKind:
+    kind: PolicyKind = PolicySettings.find(settings.kind)
+    return kind
 
 
 def tool_reader(settings: PolicySettings) -> ToolReader:

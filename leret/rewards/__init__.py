@@ -22,12 +22,12 @@ import numpy as np
 
 from leret.config.messages import nearest
 from leret.config.sampling import PartSettings, RewardSettings
+from leret.core.classes import is_path, load_function
 from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome, Task
 from leret.rewards import likelihood, ranking
 from leret.rewards.answers import ANSWERS
 from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
-from leret.rewards.functions import is_function, load_function
 from leret.rewards.ranking import of_ranking
 
 __all__ = [
@@ -153,7 +153,7 @@ class Part:
     @property
     def source(self) -> str | None:
         """Name of a user's function; None for leret's rewards."""
-        if isinstance(self.function, str) and is_function(self.function):
+        if isinstance(self.function, str) and is_path(self.function):
             return self.function
         return None
 
@@ -380,7 +380,7 @@ def function_names(spec: str | RewardSettings) -> list[str]:
 
 def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     if isinstance(spec, str):
-        name = Path(spec).name if is_function(spec) else spec
+        name = Path(spec).name if is_path(spec) else spec
         return [Part(name, spec, place=key)]
     if not isinstance(spec, RewardSettings):
         return [Part(key, spec)]

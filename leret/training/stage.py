@@ -279,6 +279,6 @@ def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
         where,
         {**before["recipe"], "digest": before["digest"]},
         {**job.key["recipe"], "digest": job.key["digest"]},
-        free_keys(type(job.recipe)),
+        free_keys(job.recipe),
         otherwise="choose another `name`, or remove that directory",
     )

@@ -4,10 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from leret.config.sampling import RewardSettings
+from leret.core.classes import source_digest
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import faults, scoring
-from leret.rewards.functions import source_digest
 
 
 def outcome(n_found=0, n_gold=20, **values):

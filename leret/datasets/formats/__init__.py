@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from leret.config.data import DataSettings
 from leret.config.messages import nearest
 from leret.core.errors import DataError
 from leret.datasets.formats.babilong import BabilongReader
@@ -43,13 +44,17 @@ READERS: dict[str, Reader] = {
 """
 
 
+DataSettings.table = READERS
+
+
 def reader_of(kind: str) -> Reader:
-    """Return the reader for a kind of data."""
-    if kind not in READERS:
+    """Return the reader for a kind of data; DataError for an unknown name."""
+    reader: Reader | None = DataSettings.find(kind)
+    if reader is None:
         raise DataError(
             f"unknown data.kind {kind!r}{nearest(kind, READERS)}; available: {', '.join(READERS)}"
         )
-    return READERS[kind]
+    return reader
 
 
 def detect_kind(path: str) -> str:

@@ -101,6 +101,8 @@ def _chunks(
 class BabilongReader(Reader):
     """Reads stories, and the books in ``data.noise``."""
 
+    settings = BabilongSettings
+
     def fits(self, record: Fields) -> bool:
         return "story" in record
 

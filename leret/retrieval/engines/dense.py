@@ -86,7 +86,6 @@ class DenseIndex(IndexEngine):
     settings: DenseSettings
     models: Mapping[str, Path]  # directories of ``model`` and, if set, ``query_model``
     contents: Mapping[str, str]  # digest of each model
-    kind: ClassVar[str] = "dense"
     resumable: ClassVar[bool] = True
 
     @classmethod

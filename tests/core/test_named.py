@@ -3,9 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from leret.core.classes import load_function, source_digest, sources_digest
 from leret.core.stages import source_files
 from leret.rewards import scoring
-from leret.rewards.functions import load_function, source_digest, sources_digest
 
 FILES = {
     "reward.py": (
