@@ -24,7 +24,7 @@ from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.algorithms.sft import SFTRecipe
+from leret.training.stored.sft import SFTRecipe
 from leret.training.stage import train
 
 CUT_AT, LONGEST, N_STATES = 3, 16, 60

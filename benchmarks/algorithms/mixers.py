@@ -26,7 +26,7 @@ from leret.evaluation.stage import evaluate
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.rewards.combine import MIXERS
 from leret.sampling.stage import sample
-from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
 
 ROUNDS = {"max_steps": 75, "questions_per_round": 4, "num_generations": 8, "learning_rate": 2e-3, "logging_steps": 5}

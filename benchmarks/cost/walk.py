@@ -28,7 +28,7 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.retrieval import batching
 from leret.sampling.stage import sample
-from leret.training.algorithms.preference import IPORecipe
+from leret.training.stored.preference import IPORecipe
 from leret.training.stage import train
 
 PACKAGE = str(Path(leret.__file__).parent)

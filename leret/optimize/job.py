@@ -15,6 +15,7 @@ import dspy
 from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
+from leret.config.training import WriterKeys
 from leret.core.dspy_internals import StandInLM, current_adapter
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.progress import Progress
@@ -47,7 +48,9 @@ from leret.training.algorithms import ALGORITHMS
 T = TypeVar("T")
 Credit = Literal["step", "final", "both", "return"]
 
-ALGORITHM_NAMES = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.picks is False)
+ALGORITHM_NAMES = tuple(
+    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings, WriterKeys)
+)
 ONLINE = tuple(name for name in ALGORITHM_NAMES if ALGORITHMS[name].is_online)
 """Algorithms that sample during training; the other algorithms learn from stored samples."""
 

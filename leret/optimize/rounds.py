@@ -21,7 +21,7 @@ from leret.config.policy import (
     OpenAIPolicySettings,
     PickerSettings,
     PolicySettings,
-    TinkerPolicySettings,
+    ServedPolicySettings,
 )
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import PickingRecipe
@@ -128,7 +128,7 @@ def _problems(
         for key, settings in recipe.by_predictor.items():
             if _actor_of(recipe, trainings, key) is None:
                 continue
-            if isinstance(settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings):
+            if not isinstance(settings, ServedPolicySettings):
                 continue
             if not key and settings.kind == "openai":
                 continue

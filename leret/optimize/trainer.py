@@ -25,9 +25,9 @@ from leret.programs.needs import NeedsCompletion
 from leret.rollouts.actors import Role
 from leret.sampling.store.store import StateSamples
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
-from leret.training.algorithms.base import StoredAlgorithm
 from leret.training.data import GroupSamples, TrainingExample
 from leret.training.model import training_record
+from leret.training.stored.trainer import StoredAlgorithm
 
 Examples = Mapping[dspy.LM, Sequence[TrainingExample]]
 

@@ -49,9 +49,6 @@ PICKER_RECORD = "picker.json"
 
 PICKER_VERSION = 3
 
-TINKER_RECORD = "tinker.json"
-"""Name of the file with a policy's base model and the paths of its weights on a Tinker server."""
-
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _LOG = logging.getLogger("leret")

@@ -5,9 +5,9 @@ import pytest
 
 from leret.core.runs import Run
 from leret.sampling.stage import sample
-from leret.training.online.update import RolloutBatch
+from leret.training.rounds.update import RolloutBatch
 from tests.datasets.writing import json_lines
-from tests.policies.tinker_server import BASE, KEY, TinkerStub
+from tests.extras.tinker_server import BASE, KEY, TinkerStub
 from tests.sampling.fakes import ROOT, unsampled_run
 from tests.tiny import tiny_policy
 from tests.training import stories
@@ -80,7 +80,7 @@ def dialogue_run(tmp_path):
 def learnt(monkeypatch):
     pairs, of = [], RolloutBatch.of
     batch_of = lambda sequences, *more: pairs.extend(sequences) or of(sequences, *more)  # noqa: E731
-    monkeypatch.setattr("leret.training.online.writing.RolloutBatch.of", batch_of)
+    monkeypatch.setattr("leret.training.rounds.writing.RolloutBatch.of", batch_of)
     return pairs
 
 

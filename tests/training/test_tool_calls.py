@@ -26,12 +26,12 @@ from leret.policies.local.decoder import Decoder, Generated
 from leret.policies.tool_calls import read_calls
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.rloo import RLOORecipe
-from leret.training.algorithms.sft import SFTRecipe, sft_rows
 from leret.training.data import plain
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.rounds.rloo import RLOORecipe
 from leret.training.stage import train
+from leret.training.stored.preference import IPORecipe
+from leret.training.stored.sft import SFTRecipe, sft_rows
 from tests.training.training_runs import train_ids
 
 KEYS = {"learning_rate": 1e-3, "device": "cpu", "logging_steps": 1}
@@ -134,7 +134,7 @@ def test_an_agent_is_sampled_trained_and_evaluated(recipe, script, learnt, tmp_p
 
     rows = []
     monkeypatch.setattr(
-        "leret.training.algorithms.sft.sft_rows", lambda encoded: rows.extend(encoded) or sft_rows(encoded)
+        "leret.training.stored.sft.sft_rows", lambda encoded: rows.extend(encoded) or sft_rows(encoded)
     )
     train(SFTRecipe(**KEYS, max_steps=1), run)
     assert rows
