@@ -29,10 +29,9 @@ from leret.evaluation.stage import evaluate
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.sampling.stage import sample
 from leret.training.algorithms import ALGORITHMS
-from leret.training.rounds.grpo import GRPORecipe, loss
 from leret.training.picks.pick import PickRecipe
-from leret.training.rounds.algorithm import OnlineAlgorithm
-from leret.training.rounds.algorithm import Objective
+from leret.training.rounds.algorithm import Objective, OnlineAlgorithm
+from leret.training.rounds.grpo import GRPORecipe, loss
 from leret.training.stage import train
 
 RECIPE = "sampling/dialogue.yaml"

@@ -126,12 +126,6 @@ for panel, name, function, example in (
     (_LOOP, "runs", compare.runs, "runs"),
     (_LOOP, "compare", compare.compare, "runs/seed-0 runs/seed-1 runs/seed-2"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
-    (
-        _DATA,
-        "score",
-        rewards.score,
-        "answers.jsonl --references questions.jsonl --measures f1,bleu,rougeL",
-    ),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
     (_DATA, "eval-retriever", search.eval_retriever, "indexes/mine --questions q.jsonl"),
 ):

@@ -1,8 +1,7 @@
-"""``leret rewards``, ``leret rescore`` and ``leret score``: list and change rewards, and score answers."""
+"""``leret rewards`` and ``leret rescore``: list and change rewards."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,23 +21,19 @@ app = typer.Typer(help="List rewards.", no_args_is_help=True)
 @app.command("list", epilog="Example: leret rewards list")
 def listing(as_json: AsJson = False) -> None:
     """List the rewards and mixers available to recipes."""
-    from leret.rewards import REWARDS, settings_of
-    from leret.rewards.combine import MIXERS
+    from leret.config.sampling import MIXER_SHELF, REWARD_SHELF, WEIGHTS
+    from leret.rewards import REWARDS, Part, settings_of
 
     rows = []
-    for name, function in REWARDS.items():
-        settings = settings_of(function)
-        rows.append(
-            (
-                f"{name}, {name}@k" if "k" in settings else name,
-                ", ".join(s for s in settings if s != "k"),
-            )
-        )
-    console.table(
-        ("reward", "settings"), rows, values={"rewards": list(REWARDS), "mixers": list(MIXERS)}
-    )
+    names = [*REWARDS, *REWARD_SHELF]
+    for name in names:
+        settings = settings_of(Part(name, name).loaded)
+        label = f"{name}, {name}@k" if "k" in settings else name
+        rows.append((label, ", ".join(setting for setting in settings if setting != "k")))
+    mixers = [WEIGHTS, *MIXER_SHELF]
+    console.table(("reward", "settings"), rows, values={"rewards": names, "mixers": mixers})
     console.say(
-        f"mixers: {', '.join(MIXERS)}; name a custom reward as FILE.py:function or module:function"
+        f"mixers: {', '.join(mixers)}; name your own as FILE.py:function or module:function"
     )
 
 
@@ -60,63 +55,6 @@ def rescore(
         report = stage(Run.open(run), None if reward is None else _spec(reward), progress=progress)
     console.done(f"{report.changed:,} of {report.samples:,} rewards changed")
     console.facts(report)
-
-
-def score(
-    answers: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="Answers: JSON lines, CSV, Parquet, or text lines."),
-    ],
-    references: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="References, by id or in the same order.", show_default="FILE"
-        ),
-    ] = None,
-    measures: Annotated[
-        str,
-        typer.Option(
-            help="Names, comma-separated, or a YAML list: [f1, {similarity: {model: NAME}}]."
-        ),
-    ] = "f1",
-    field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with the answers.")
-    ] = None,
-    resamples: Annotated[int, typer.Option(min=1, help="Bootstrap resamples.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Score the answers in a file against references, with 95 % intervals."""
-    from leret.config.evaluation import EvalRecipe
-    from leret.config.load import flag_settings
-    from leret.core.yaml import parse
-    from leret.evaluation.score import score as stage
-
-    listed = measures.lstrip()[:1] in {"[", "{"}
-    names = (
-        parse(measures, "--measures").value
-        if listed
-        else [name.strip() for name in measures.split(",")]
-    )
-    recipe = {"measures": names, "resamples": resamples, "seed": seed}
-    settings = flag_settings(EvalRecipe, recipe, {"measures": "--measures"})
-    report = stage(answers, references or answers, settings, field)
-    rows = []
-    for name, value in report.measures.items():
-        low, high = report.intervals[name]
-        rows.append(
-            (
-                name,
-                "-" if value is None else f"{value:.4f}",
-                "-" if low is None else f"[{low:.4f}, {high:.4f}]",
-            )
-        )
-    title = f"{report.n_answers:,} answers in {answers}"
-    console.table(("measure", "value", "95 % interval"), rows, title, values=report)
-    if report.n_failed:
-        console.say(f"{report.n_failed:,} answers are null and not scored")
-    if report.n_without_reference:
-        console.say(f"{report.n_without_reference:,} answers have no reference and are not scored")
 
 
 def _spec(text: str) -> str | RewardSettings:

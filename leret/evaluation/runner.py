@@ -21,7 +21,7 @@ from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import Session, System
 from leret.policies.base import Policy, Request
 from leret.policies.load import compute_digest, make_policy, open_policies
-from leret.rewards.likelihood import reader_lines
+from leret.programs.prompts import reader_lines
 from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import BOUNDARIES, failure_of

@@ -133,9 +133,7 @@ def test_an_agent_is_sampled_trained_and_evaluated(recipe, script, learnt, tmp_p
         assert {json.dumps(plain(prompt)) for prompt in exported} <= asked
 
     rows = []
-    monkeypatch.setattr(
-        "leret.training.stored.sft.sft_rows", lambda encoded: rows.extend(encoded) or sft_rows(encoded)
-    )
+    monkeypatch.setattr("leret.training.stored.sft.sft_rows", lambda encoded: rows.extend(encoded) or sft_rows(encoded))
     train(SFTRecipe(**KEYS, max_steps=1), run)
     assert rows
     assert {(tuple(one.prompt), tuple(one.completions[0])) for one in rows} <= sampled

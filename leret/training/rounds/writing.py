@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from leret.config.policy import OpenAIPolicySettings, PolicySettings
+from leret.config.training import FILTER_SHELF
 from leret.core.aio import submit
+from leret.core.classes import load_function
 from leret.core.errors import TrainingError
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import positions
@@ -30,7 +32,6 @@ from leret.training.rounds.advantages import (
     Comparison,
     group_statistics,
     mini_batches,
-    same_side_of_mean,
 )
 from leret.training.rounds.learner import Objective
 from leret.training.rounds.losses import KL, KLController, importance_weights
@@ -115,8 +116,9 @@ class WriterLearner:
         batch = self._weighted(self.objective.advantages(recipe, sampled, batch, beta))
         if recipe.keep_rollouts is not None:
             parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
-            compare = Comparison.of(sampled)
-            chosen = compare.apply(same_side_of_mean, parts, recipe.keep_rollouts)
+            path = FILTER_SHELF.get(recipe.keep_rollouts, recipe.keep_rollouts)
+            keep = load_function(path, "keep_rollouts")
+            chosen = Comparison.of(sampled).apply(keep, parts)
             chosen = chosen.to(self.update.device)
             if not chosen.any():
                 return self._log_figures(sampled, batch, beta, ())

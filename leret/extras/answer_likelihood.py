@@ -7,52 +7,47 @@ documents, at every step of a program.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from leret.core.bundled import MINILM, POLICIES, SCOPES, policy_path
 from leret.core.errors import ConfigError, import_optional
-from leret.core.types import Outcome, Passage, Task
+from leret.core.types import Outcome, Task
+from leret.programs.prompts import reader_lines
 
 NAME = "answer_likelihood"
 
 
-def answer_likelihood(
-    outcome: Outcome, model: str, passages: int = 6, words: int = 100
-) -> float | None:
-    """Return the geometric mean probability of the tokens of the likeliest reference answer.
+class AnswerLikelihood:
+    """The reward; its parameters are settings of the recipe."""
 
-    ``model`` is a causal LM: a directory (such as the policy's, with its weights from before
-    training) or a name on the Hugging Face Hub. It runs on the CPU and reads the first ``words``
-    words of the best ``passages``. If they are too long for the model, the last ones are left out.
-    None if the task has no reference answers.
+    def __call__(
+        self, outcome: Outcome, model: str, passages: int = 6, words: int = 100
+    ) -> float | None:
+        """Return the geometric mean probability of the tokens of the likeliest reference answer.
 
-    Source: the LM's likelihood as a teacher of a retriever, REPLUG (arXiv 2301.12652).
-    """
-    task = outcome.task
-    if not task.answers:
-        return None
-    tokenizer, _ = _reader(model)
-    chat = bool(tokenizer.chat_template)
-    lines = reader_lines(task, outcome.ranking[:passages], words, chat)
-    logprobs = mean_logprobs(model, lines, task.answers)
-    return math.exp(max(logprobs))
+        ``model`` is a causal LM: a directory (such as the policy's, with its weights from before
+        training) or a name on the Hugging Face Hub. It runs on the CPU and reads the first
+        ``words`` words of the best ``passages``. If they are too long for the model, the last ones
+        are left out. None if the task has no reference answers.
+
+        Source: the LM's likelihood as a teacher of a retriever, REPLUG (arXiv 2301.12652).
+        """
+        task = outcome.task
+        if not task.answers:
+            return None
+        tokenizer, _ = _reader(model)
+        chat = bool(tokenizer.chat_template)
+        lines = reader_lines(task, outcome.ranking[:passages], words, chat)
+        logprobs = mean_logprobs(model, lines, task.answers)
+        return math.exp(max(logprobs))
+
+    def applies(self, task: Task) -> bool:
+        return bool(task.answers)
 
 
-def reader_lines(
-    task: Task, passages: Iterable[Passage], words: int, chat: bool, instruction: str | None = None
-) -> tuple[str, ...]:
-    """Return a reader's prompt: the start of each passage, the inputs, and the instruction."""
-    lines = []
-    for passage in passages:
-        text = f"{passage.title}: {passage.text}".removeprefix(": ")
-        lines.append(" ".join(text.split()[:words]))
-    inputs = task.inputs if isinstance(task.inputs, dict) else {"question": task.text}
-    lines.append("\n".join(f"{name}: {value}" for name, value in inputs.items()))
-    if not instruction:
-        instruction = "Answer in a few words." if chat else "answer:"
-    return (*lines, instruction)
+answer_likelihood = AnswerLikelihood()
 
 
 @lru_cache(maxsize=4096)

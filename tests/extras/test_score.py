@@ -6,7 +6,7 @@ import pytest
 
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, DataError
-from leret.evaluation.score import score
+from leret.extras.score import main, score
 from tests.datasets.writing import json_lines
 
 
@@ -151,3 +151,15 @@ def test_a_null_answer_is_a_failure_and_not_an_empty_answer(tmp_path):
     for path in answers[2:]:
         report = score(path, references[0], EvalRecipe(measures=("f1",), resamples=9))
         assert (report.measures["f1"], report.n_failed) == (1.0, 1), path
+
+
+def test_two_files_of_texts_are_scored_by_the_command(tmp_path, capsys):
+    write(tmp_path, a="red cat\n\n", r="red dog\nx\n")
+    files = [str(tmp_path / "a"), "--references", str(tmp_path / "r")]
+    assert main([*files, "--measures", "f1, em"]) == 0
+    assert "f1                   0.2500 [" in capsys.readouterr().out
+    assert main([*files, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["measures"], report["n_answers"]) == ({"f1": 0.25}, 2)
+    assert main([*files, "--measures", "bluh"]) == 2
+    assert "--measures: unknown measure 'bluh'" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome, Passage, Task
-from leret.rewards import REWARDS, scoring
-from leret.rewards.likelihood import answer_likelihood
+from leret.extras.answer_likelihood import answer_likelihood
+from leret.rewards import scoring
 from tests.tiny import tiny_policy
 
 RANKING = tuple(Passage(str(i), title, f"{title} was born in paris", 1.0) for i, title in enumerate(["alice", "bob"]))
@@ -56,4 +56,4 @@ def test_it_applies_to_tasks_with_reference_answers(reader):
 def test_a_model_that_is_no_reader_is_refused(model, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=f"answer_likelihood: model '{model}'"):
-        REWARDS["answer_likelihood"](Outcome(TASK), model=model)
+        answer_likelihood(Outcome(TASK), model=model)

@@ -1,4 +1,6 @@
-"""`leret score`: compare the answers in a file with the references in another file.
+"""Score the answers in a file against references, with 95 % intervals.
+
+    python -m leret.extras.score FILE [--references FILE] [--measures f1,bleu] [--field NAME] [--json]
 
 A file is text with one answer per line, or has records (JSON lines, a JSON array, CSV, Parquet),
 such as ``eval/SYSTEM/answers.jsonl``. Records are matched by ``id`` if both files have ids, and
@@ -8,17 +10,22 @@ which is not. A blank reference is none.
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from leret.config.evaluation import EvalRecipe
-from leret.core.errors import ConfigError, DataError
+from leret.config.load import flag_settings
+from leret.core.errors import ConfigError, DataError, LeretError
 from leret.core.types import Outcome, Task
+from leret.core.yaml import parse
 from leret.datasets.formats.base import answers as reference_answers
 from leret.datasets.formats.base import names_in
 from leret.datasets.records import BadRecord, Problems, open_compressed, records
@@ -205,3 +212,46 @@ def _refuse_unmatched(
             f"{len(missing)} ids of {path} are not in {partner_path}, for example {missing[0]!r}; "
             "add or remove them"
         )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser("python -m leret.extras.score", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("answers", type=Path, metavar="FILE")
+    parser.add_argument("--references", type=Path, metavar="FILE", help="default: FILE")
+    parser.add_argument("--measures", default="f1", help="names, or a YAML list as in a recipe")
+    parser.add_argument("--field", metavar="NAME", help="column with the answers")
+    parser.add_argument("--resamples", type=int, default=10_000, help="bootstrap resamples")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    flags = parser.parse_args(arguments)
+    try:
+        names: Any = [name.strip() for name in flags.measures.split(",")]
+        if flags.measures.lstrip().startswith(("[", "{")):
+            names = parse(flags.measures, "--measures").value
+        values = {"measures": names, "resamples": flags.resamples, "seed": flags.seed}
+        recipe = flag_settings(EvalRecipe, values, {name: f"--{name}" for name in values})
+        report = score(flags.answers, flags.references or flags.answers, recipe, flags.field)
+    except LeretError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _print(report, flags.json)
+    return 0
+
+
+def _print(report: ScoreReport, as_json: bool) -> None:
+    if as_json:
+        return print(json.dumps(asdict(report)))
+    for name, value in report.measures.items():
+        low, high = report.intervals[name]
+        text = "-" if value is None else f"{value:.4f}"
+        print(f"{name:20} {text}" if low is None else f"{name:20} {text} [{low:.4f}, {high:.4f}]")
+    print(
+        f"{report.n_answers:,} answers; {report.n_failed:,} are null and "
+        f"{report.n_without_reference:,} have no reference, which are not scored"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
