@@ -1,21 +1,23 @@
 """Kinds that recipes name by path: a data reader, a retriever and a policy, from a file and from a package."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from leret.config.base import free_keys
+from leret.config.data import DataSettings
 from leret.config.load import load_recipe
+from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
-from leret.datasets.formats import reader_of
 from leret.retrieval.load import open_index
 from leret.rollouts.environment import Environment
 from tests.first_steps import refused, succeeds
-from tests.sampling.fakes import DOCS, WORDS, content
+from tests.sampling.fakes import DOCS, ROOT, WORDS, content
 
 TOYS = """
 from dataclasses import dataclass
@@ -87,9 +89,9 @@ sampling: {{prompts: 1, samples: 4, reward: {{parts: {{"{0}:short": 1.0}}}}}}
 """
 
 
-def write(folder, named, file):
+def write(folder, named, file, text=TOYS):
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(TOYS)
+    file.write_text(text)
     (folder / "recipe.yaml").write_text(RECIPE.format(named))
     (folder / "corpus.json").write_text(json.dumps([{"word": word, "says": text} for word, text in DOCS.items()]))
     asked = [{"ask": f"find {word}", "need": [word]} for word in WORDS]
@@ -133,6 +135,17 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
         assert environment.retriever.digest != manifest.digests["retriever"]
 
 
+def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
+    [text] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "kinds.py", tmp_path / "kinds.py", text)
+    reward = ["--set", "sampling.reward=recall"]
+    succeeds("sample", "recipe.yaml", "--run", "run", *reward, "--set", "policy.words=3")
+    samples = [sample for group in content(Run.open(tmp_path / "run")) for sample in group.samples]
+    assert {len(sample.completion.split()) for sample in samples} == {3}
+    assert any(sample.doc_ids for sample in samples)
+
+
 def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp_path):
     recipe = (tmp_path / "recipe.yaml").read_text().replace("letters: 3", "leters: 3").replace("words", "w, junk: x")
     (tmp_path / "recipe.yaml").write_text(recipe)
@@ -171,8 +184,13 @@ def test_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys):
     assert "retriever.threads" not in free_keys(SamplingRecipe)
 
 
-def test_short_names_and_paths_of_the_shelf_are_equal():
-    for family in (RetrieverSettings,):
-        for name, path in family.shelf.items():
-            assert family.find(name) is family.find(path)
-            assert reader_of is not None
+SHELF = [(family, name) for family in (DataSettings, RetrieverSettings, PolicySettings) for name in family.shelf]
+
+
+@pytest.mark.parametrize(("family", "name"), SHELF, ids=lambda value: getattr(value, "__name__", value))
+def test_a_kind_of_the_shelf_has_a_short_name_and_a_path(family, name):
+    path = family.shelf[name]
+    assert family.find(name) is family.find(path)
+    settings = family.find(name).settings
+    keys = {field: "x" for field, info in settings.model_fields.items() if info.is_required() and field != "kind"}
+    assert family.model_validate({"kind": path, **keys}) == family.model_validate({"kind": name, **keys})
