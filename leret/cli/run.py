@@ -87,7 +87,7 @@ def train(
             else f"trained {report.path}"
         )
         console.facts(report)
-        if settings.folder == "policies":
+        if settings.folder == "policies" and not is_path(recipe):
             console.next_command("eval", recipe, run)
 
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from leret.config.load import load_recipe
 from leret.config.training import ExampleRecipe, TrainingRecipe
 from leret.core.errors import ConfigError, TrainingError
-from leret.training.algorithms import ALGORITHMS, sft
+from leret.training.algorithms import ALGORITHMS
 from leret.training.data import Encoded
 from leret.training.stage import train
 from leret.training.stored.preference import IPORecipe
@@ -26,7 +26,7 @@ class ToyRecipe(ExampleRecipe):
 
 
 def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch):
-    cut = lambda recipe, samples: sft.examples(SFTRecipe(), samples)[: recipe.n]  # noqa: E731
+    cut = lambda recipe, samples: ALGORITHMS["sft"].examples(SFTRecipe(), samples)[: recipe.n]  # noqa: E731
     toy = replace(ALGORITHMS["sft"], settings=ToyRecipe, examples=cut, describe=lambda recipe: f"{recipe.n} of sft")
     monkeypatch.setitem(ALGORITHMS, "toy", toy)
     (tmp_path / "toy.yaml").write_text("algorithm: toy\nn: 3\nper_device_train_batch_size: 2\n")
