@@ -6,12 +6,13 @@ import sys
 import pytest
 
 from leret.config.base import free_keys
+from leret.config.data import DataSettings
 from leret.config.load import load_recipe
+from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
-from leret.datasets.formats import reader_of
 from leret.retrieval.load import open_index
 from leret.rollouts.environment import Environment
 from tests.first_steps import refused, succeeds
@@ -171,8 +172,13 @@ def test_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys):
     assert "retriever.threads" not in free_keys(SamplingRecipe)
 
 
-def test_short_names_and_paths_of_the_shelf_are_equal():
-    for family in (RetrieverSettings,):
-        for name, path in family.shelf.items():
-            assert family.find(name) is family.find(path)
-            assert reader_of is not None
+SHELF = [(family, name) for family in (DataSettings, RetrieverSettings, PolicySettings) for name in family.shelf]
+
+
+@pytest.mark.parametrize(("family", "name"), SHELF, ids=lambda value: getattr(value, "__name__", value))
+def test_a_kind_of_the_shelf_has_a_short_name_and_a_path(family, name):
+    path = family.shelf[name]
+    assert family.find(name) is family.find(path)
+    settings = family.find(name).settings
+    keys = {field: "x" for field, info in settings.model_fields.items() if info.is_required() and field != "kind"}
+    assert family.model_validate({"kind": path, **keys}) == family.model_validate({"kind": name, **keys})

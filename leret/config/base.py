@@ -88,8 +88,14 @@ class KindSettings(Settings):
         for kind in cls.kinds():
             if name in names_of(kind):
                 return kind
-        available = ", ".join(repr(known) for kind in cls.kinds() for known in names_of(kind))
-        context = {"discriminator": f"'{cls.tag}'", "tag": name, "expected_tags": available}
+        available: list[str] = []
+        for kind in cls.kinds():
+            available += map(repr, names_of(kind))
+        context = {
+            "discriminator": f"'{cls.tag}'",
+            "tag": name,
+            "expected_tags": ", ".join(available),
+        }
         raise PydanticKnownError("union_tag_invalid", context)
 
     @classmethod
@@ -245,8 +251,8 @@ def locate_kinds(value: Any, folders: Sequence[Path]) -> Any:
     located = {name: locate_kinds(item, folders) for name, item in value.items()}
     for tag in (*TAGS, "engine"):
         path, _, name = str(value.get(tag)).rpartition(":")
-        places = [folder / Path(path).expanduser() for folder in folders]
-        files = [place for place in places if path.endswith(".py") and place.is_file()]
+        candidates = [folder / Path(path).expanduser() for folder in folders]
+        files = [file for file in candidates if path.endswith(".py") and file.is_file()]
         if files:
             located[tag] = f"{files[0].resolve()}:{name}"
     return located

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticKnownError
@@ -12,7 +13,7 @@ from leret.core.classes import is_path
 
 Split = Literal["train", "dev", "test", "all"]
 
-QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"})
+QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "episodes"})
 """Kinds with no documents in their question files, so most retrievers also need `data.corpus`."""
 
 
@@ -24,6 +25,11 @@ class DataSettings(KindSettings):
     """Keys shared by all kinds in `leret.datasets.formats.READERS`. Kinds without special keys use `FileSettings`."""
 
     default_kind = "jsonl"
+    shelf: ClassVar[Mapping[str, str]] = {
+        "babilong": "leret.extras.babilong:BABILONG",
+        "dialogue": "leret.extras.dialogue:DIALOGUE",
+        "medquad": "leret.extras.medquad:MEDQUAD",
+    }
 
     kind: KindName
     split: Split = Field("train", description="split to sample; `leret eval` has its own key")
@@ -66,7 +72,7 @@ class DataSettings(KindSettings):
     @property
     def brings_documents(self) -> bool:
         """True if the question files have documents too, so that ``corpus`` is optional."""
-        if is_path(self.kind):
+        if is_path(self.kind) or self.kind in self.shelf:
             return bool(DataSettings.find(self.kind).brings_documents)
         return self.kind not in QUESTIONS_ALONE
 
@@ -78,7 +84,9 @@ class DataSettings(KindSettings):
             return FileSettings
 
 
-class _Files(DataSettings):
+class QuestionFiles(DataSettings):
+    """Keys shared by all kinds with question files."""
+
     corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(
         None, description="path or hf:NAME"
     )
@@ -111,7 +119,7 @@ class FieldSettings(Settings):
     text: str | None = None
 
 
-class FileSettings(_Files):
+class FileSettings(QuestionFiles):
     """Tasks in files, or any other kind without special keys."""
 
     kind: KindName = Field("jsonl", description="file format")
@@ -122,37 +130,6 @@ class FileSettings(_Files):
         if self.kind != "jsonl" and self.fields:
             raise ValueError(
                 f"data.fields applies to kind jsonl, not to {self.kind}; remove it, or change data.kind"
-            )
-        return self
-
-
-class BabilongSettings(_Files):
-    """bAbI stories, with sentences from books inserted between the facts."""
-
-    kind: Literal["babilong"] = "babilong"
-    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field(
-        (), description="books (text files)"
-    )
-    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
-        None,
-        description="sentences per task (facts plus noise), or a list to draw from per task; None: no noise",
-    )
-    facts: PositiveInt | None = Field(
-        None, description="maximum story length in sentences; None: min(sentences)"
-    )
-    noise_seed: int = Field(
-        0, description="seed for the positions of the facts and the choice of noise"
-    )
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return (self.sentences,) if isinstance(self.sentences, int) else self.sentences or ()
-
-    @model_validator(mode="after")
-    def _has_noise(self) -> Self:
-        if self.sentences and not self.noise:
-            raise ValueError(
-                "data.noise is missing, but data.sentences needs noise; add a book (text file)"
             )
         return self
 

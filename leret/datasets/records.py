@@ -152,6 +152,10 @@ class Reader(ABC):
         """Return True if a file with this first record is of this kind."""
         return False
 
+    def fits_folder(self, folder: Path) -> bool:
+        """Return True if the files of a folder are of this kind."""
+        return False
+
     @abstractmethod
     def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
         """Yield each task with its record."""

@@ -69,10 +69,6 @@ ENGINES = {
     "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
     "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus server"),
-    "pubmed": EngineKind(kinds.PubMedSettings, "clients.pubmed:PubMed", "server"),
-    "clinicaltrials": EngineKind(
-        kinds.ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"
-    ),
     "none": EngineKind(kinds.NoRetrieverSettings, "base:NoRetriever", "server"),
 }
 """Retriever kinds, by `retriever.kind`."""

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from leret.config.retriever import ClinicalTrialsSettings
+from pydantic import Field
+
+from leret.config.base import BaseUrl, Free
 from leret.core.types import Passage, Ranking, SharedInstance, digest
+from leret.extras.sites import Site, SiteSettings
 from leret.http.client import Answer, Call, HttpError
 from leret.http.endpoints import shared_rate
 from leret.retrieval.base import CallableRetriever
-from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
+from leret.retrieval.clients.base import Question, SearchClient, rankings_of
+from leret.retrieval.load import EngineKind
 
-_SITE = ClinicalTrialsSettings().url
+_SITE = "https://clinicaltrials.gov/api/v2"
 _PAGE = 1_000  # maximum number of studies per response
 _MOST = 10_000
 _SYNTAX = frozenset({400, 413, 414})
 _FIELDS = "NCTId,BriefTitle,OfficialTitle,BriefSummary"
 
 Page = tuple[list[Passage], str | None]
+
+Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+
+
+class ClinicalTrialsSettings(SiteSettings):
+    """ClinicalTrials.gov, through version 2 of its API."""
+
+    kind: Literal["clinicaltrials"] = "clinicaltrials"
+    url: BaseUrl = _SITE
+    area: Literal["term", "cond", "intr", "titles", "outc"] = Field(
+        "term", description="search area, as in query.AREA"
+    )
+    sort: str | None = Field(
+        None, description="the API's sort, as in LastUpdatePostDate:desc; None: by relevance"
+    )
+    min_date: Date | None = Field(None, description="earliest date of first posting: YYYY-MM-DD")
+    max_date: Date | None = Field(
+        None, description="latest date of first posting, in the same format"
+    )
+    requests_per_s: Annotated[float, Free()] = Field(
+        0.8, gt=0, description="the site allows about 50 per minute"
+    )
 
 
 class ClinicalTrials(CallableRetriever, SharedInstance):
@@ -102,3 +128,6 @@ def _study(study: Mapping[str, Any]) -> Passage:
     description = protocol.get("descriptionModule") or {}
     summary = description.get("briefSummary") or ""
     return Passage(str(identity["nctId"]), str(title), str(summary), 0.0)
+
+
+CLINICALTRIALS = EngineKind(ClinicalTrialsSettings, ClinicalTrials, "server")

@@ -32,6 +32,9 @@ class MedquadReader(FileReader):
     `data.corpus` may name another corpus with the same ids, as JSON lines.
     """
 
+    def fits_folder(self, folder: Path) -> bool:
+        return any(folder.rglob("*.xml"))
+
     def rows(self, source: str, problems: Problems) -> Iterator[Record]:
         folder = Path(source)
         if folder.is_dir():

@@ -2,11 +2,10 @@ from itertools import chain, repeat
 
 import pytest
 
-from leret.config.retriever import PubMedSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import digest
-from leret.retrieval.clients.pubmed import PubMed
-from tests.retrieval.clients.ncbi import ARTICLES, article, efetch, esearch, ncbi
+from leret.extras.pubmed import PubMed, PubMedSettings
+from tests.extras.ncbi import ARTICLES, article, efetch, esearch, ncbi
 from tests.retrieval.serving import Reply, loopback
 
 BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats & mice)'
@@ -16,7 +15,7 @@ BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats 
 def rates(monkeypatch):
     asked = []
     monkeypatch.delenv("NCBI_API_KEY", raising=False)
-    monkeypatch.setattr("leret.retrieval.clients.pubmed.shared_rate", lambda _, per_s: asked.append(per_s))
+    monkeypatch.setattr("leret.extras.pubmed.shared_rate", lambda _, per_s: asked.append(per_s))
     return asked
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from leret.config.data import DataSettings
 from leret.core.types import Task, digest
-from leret.datasets.formats.conversations import Turn, plain, split_names, utterances, windows
+from leret.datasets.leaks import plain, utterances
 from leret.datasets.load import load_tasks
+from leret.extras.conversations import Turn, split_names, windows
 
 
 def turn(persona, history, reply, *keys):

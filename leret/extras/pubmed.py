@@ -6,26 +6,54 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from leret.config.retriever import PubMedSettings
+from pydantic import Field
+
+from leret.config.base import BaseUrl, Free, KeyVariable, default_variable
 from leret.core.types import Passage, Ranking, SharedInstance, digest
+from leret.extras.sites import Site, SiteSettings
 from leret.http.client import Answer, Call, HttpError, RetryableError, one_line
 from leret.http.endpoints import ApiKey, shared_rate
 from leret.retrieval.base import CallableRetriever
-from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
+from leret.retrieval.clients.base import Question, SearchClient, rankings_of
+from leret.retrieval.load import EngineKind
 
 _LOG = logging.getLogger("leret")
 
-_SITE = PubMedSettings().url
+_SITE = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
 _MOST = 9_999  # maximum number of ids that esearch returns
 _FETCHED_AT_ONCE = 200
 _LONG = 1_500  # longer queries (URL-encoded characters) are sent by POST, as NCBI recommends
 # statuses for invalid syntax; 414 cannot occur, because long queries use POST
 _SYNTAX = frozenset({400, 413})
 _KNOWN = "1"  # PMID of an article that always exists; a response without its record is incomplete
+
+PartialDate = Annotated[str, Field(pattern=r"^\d{4}(/\d{2}(/\d{2})?)?$")]
+
+
+class PubMedSettings(SiteSettings):
+    """PubMed, through NCBI's E-utilities."""
+
+    kind: Literal["pubmed"] = "pubmed"
+    url: BaseUrl = _SITE
+    api_key_env: Annotated[str | None, Free(), KeyVariable("url")] = Field(
+        default_factory=lambda data: default_variable("NCBI_API_KEY", data.get("url", ()), _SITE),
+        description="variable with the key, for 10 requests/s; NCBI_API_KEY for the default URL",
+    )
+    email: Annotated[str | None, Free()] = Field(
+        None, description="NCBI warns this address before it blocks you"
+    )
+    tool: Annotated[str, Free()] = "leret"
+    sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
+    min_date: PartialDate | None = Field(
+        None, description="earliest publication date: YYYY, YYYY/MM or YYYY/MM/DD"
+    )
+    max_date: PartialDate | None = Field(
+        None, description="latest publication date, in the same format"
+    )
 
 
 class PubMed(CallableRetriever, SharedInstance):
@@ -240,3 +268,6 @@ def _text(element: ElementTree.Element) -> str:
     """Return the text of an element without markup (``<i>``, ``<sub>``, MathML)."""
     content = "".join(element.itertext())
     return " ".join(content.split())
+
+
+PUBMED = EngineKind(PubMedSettings, PubMed, "server")

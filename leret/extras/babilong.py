@@ -24,8 +24,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from leret.config.data import BabilongSettings
+from pydantic import Field, PositiveInt, model_validator
+
+from leret.config.base import RecipePath
+from leret.config.data import QuestionFiles
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
 from leret.datasets.formats.base import Fields, answers, optional_text, split, text, wrong
@@ -46,6 +50,37 @@ _LEAST_WORDS = 4  # shorter sentences of a book are headings or exclamations
 _ENDS = r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))(?<!\bMr\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bMrs\.)"
 _BETWEEN = re.compile(_ENDS + r"\s+(?=[\"'“‘(]?[A-Z])")
 _GUTENBERG = re.compile(r"\A.*?\*\*\* ?START OF.*?\*\*\*|\*\*\* ?END OF.*\Z", re.DOTALL)
+
+
+class BabilongSettings(QuestionFiles):
+    """bAbI stories, with sentences from books inserted between the facts."""
+
+    kind: Literal["babilong"] = "babilong"
+    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field(
+        (), description="books (text files)"
+    )
+    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
+        None,
+        description="sentences per task (facts plus noise), or a list to draw from per task; None: no noise",
+    )
+    facts: PositiveInt | None = Field(
+        None, description="maximum story length in sentences; None: min(sentences)"
+    )
+    noise_seed: int = Field(
+        0, description="seed for the positions of the facts and the choice of noise"
+    )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self.sentences,) if isinstance(self.sentences, int) else self.sentences or ()
+
+    @model_validator(mode="after")
+    def _has_noise(self) -> Self:
+        if self.sentences and not self.noise:
+            raise ValueError(
+                "data.noise is missing, but data.sentences needs noise; add a book (text file)"
+            )
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,3 +273,6 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
                 "split": split_of(digest(story[:2])),
             }
             yield Record(place, number, value)
+
+
+BABILONG = BabilongReader()

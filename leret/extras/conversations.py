@@ -6,15 +6,13 @@ exchanged. If the two sides were in different splits, test replies would be in t
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
 from leret.core.types import Task, digest
+from leret.datasets.leaks import utterances
 
 LENGTH = 3
 """Number of successive utterances that identify a conversation."""
@@ -28,23 +26,6 @@ class Turn(NamedTuple):
     name: str  # the data set's name of the dialogue, or a digest of the persona
     persona: Hashable  # value that turns with the same persona share, in any order of its sentences
     keys: Sequence[Hashable] = ()  # values that only turns of the same conversation share
-
-
-@lru_cache(1 << 18)
-def plain(text: str) -> str:
-    """Return the words of a text, without regard to case, punctuation, spaces and accents."""
-    folded = unicodedata.normalize("NFKD", text).casefold().replace("'", "").replace("’", "")
-    letters = [char for char in folded if not unicodedata.combining(char)]
-    words = re.findall(r"\w+", "".join(letters))
-    return " ".join(words)
-
-
-def utterances(task: Task) -> list[str]:
-    """Return the history and the reply of a dialogue's task, with `plain`; else an empty list."""
-    history = task.inputs.get("history")
-    if not isinstance(history, list):
-        return []
-    return [plain(str(text)) for text in (*history, *task.answers[:1])]
 
 
 def windows(texts: Sequence[str]) -> Iterator[tuple[str, bool]]:

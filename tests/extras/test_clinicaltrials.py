@@ -1,9 +1,8 @@
 import pytest
 
-from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage
-from leret.retrieval.clients.clinicaltrials import ClinicalTrials
+from leret.extras.clinicaltrials import ClinicalTrials, ClinicalTrialsSettings
 from tests.retrieval.serving import Reply, loopback
 
 QUERY = '(diabetes OR "type 2") AND AREA[Phase]PHASE3 AND NOT insulin'
