@@ -372,10 +372,6 @@ class PickingRecipe(RoundRecipe):
         64, description="tasks per round; each pick is a state"
     )
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
-    reindex_rounds: PositiveInt | None = Field(
-        None,
-        description="rounds between rebuilds of the dense index with the picker's encoders; None: never",
-    )
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
         return self.model_copy(update={"predictors": tuple(picks)})

@@ -71,7 +71,6 @@ POLICIES = {
 """Policy kinds by `policy.kind`."""
 
 PolicySettings.table = POLICIES
-PolicySettings.shelf = {"tinker": "leret.extras.tinker:POLICY"}
 
 N_OPEN = 4
 """Maximum number of local models that `shared_policy` keeps open."""

@@ -72,6 +72,7 @@ TrainingRecipe.shelf = {"retriever-kl": "leret.extras.retriever_kl:RETRIEVER_KL"
 TrainingRecipe.engines = {
     "trl": "leret.training.rounds.trl:ENGINE",
     "tinker": "leret.extras.tinker_training:ENGINE",
+    "live-index": "leret.extras.live_index:ENGINE",
 }
 
 
