@@ -40,7 +40,12 @@ NEVER = {("evaluation", "training")}
 SHELF = "extras"
 """Imported by nobody: recipes name its kinds."""
 
-SHORT_NAMES = {"leret.config.data", "leret.config.retriever", "leret.config.policy"}
+SHORT_NAMES = {
+    "leret.config.data",
+    "leret.config.retriever",
+    "leret.config.policy",
+    "leret.training.algorithms",
+}
 """Modules that map the short names of the shelf's kinds to their paths, as strings."""
 
 FORWARDS = "leret"

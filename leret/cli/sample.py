@@ -259,11 +259,12 @@ def _trainer_rows(
     if form == "rl":
         return rl_rows(run, tokenizer), RL_COLUMNS
     if form == "retriever":
-        from leret.extras.retriever_kl import ROW_COLUMNS, retriever_rows
         from leret.rollouts.environment import Environment
+        from leret.training.algorithms import TrainingRecipe
 
+        algorithm = TrainingRecipe.find("retriever-kl")
         with Environment.open(run) as environment:
-            return iter(list(retriever_rows(run, environment))), ROW_COLUMNS
+            return iter(list(algorithm.rows(run, environment))), algorithm.row_columns
     if form == "grpo":
         rows = grpo_rows(run)
         columns = GRPO_COLUMNS

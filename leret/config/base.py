@@ -98,6 +98,11 @@ class KindSettings(Settings):
         }
         raise PydanticKnownError("union_tag_invalid", context)
 
+    @classmethod
+    def version(cls, values: Mapping[str, Any]) -> type[Self]:
+        """Return the class for values of this kind, if another key than the tag selects one too."""
+        return cls
+
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -108,7 +113,7 @@ class KindSettings(Settings):
             raise PydanticKnownError("union_tag_not_found", {"discriminator": f"'{cls.tag}'"})
         name = {path: short for short, path in cls.shelf.items()}.get(name, name)
         try:
-            settings = cls._settings(name)
+            settings = cls._settings(name).version(values)
         except ConfigError as error:
             context = {"discriminator": f"'{cls.tag}'", "reason": str(error)}
             raise PydanticCustomError("union_tag_path", "{reason}", context) from error
@@ -244,7 +249,7 @@ def locate_kinds(value: Any, folders: Sequence[Path]) -> Any:
     if not isinstance(value, dict):
         return value
     located = {name: locate_kinds(item, folders) for name, item in value.items()}
-    for tag in TAGS:
+    for tag in (*TAGS, "engine"):
         path, _, name = str(value.get(tag)).rpartition(":")
         candidates = [folder / Path(path).expanduser() for folder in folders]
         files = [file for file in candidates if path.endswith(".py") and file.is_file()]

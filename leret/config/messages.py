@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from leret.config.base import TAGS, is_kind, models_in, names_of
+from leret.config.base import TAGS, KindSettings, is_kind, models_in, names_of
 from leret.core.classes import is_path, load_named
 from leret.core.errors import ConfigError
 from leret.core.yaml import Key, Placed, dotted
@@ -247,9 +247,16 @@ def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]
     kind = value.get(_tag(models[0]), getattr(models[0], "default_kind", None))
     if isinstance(kind, str) and is_path(kind):
         return _at_path(kind) or models
-    fitting = [model for model in models if kind in names_of(model)]
+    fitting = [_version(model, value) for model in models if kind in names_of(model)]
     without_kind = [model for model in models if not names_of(model)]
     return fitting or without_kind or models
+
+
+def _version(model: Any, value: Mapping[str, Any]) -> type[BaseModel]:
+    try:
+        return model.version(value) if issubclass(model, KindSettings) else model  # type: ignore[no-any-return]
+    except ConfigError:
+        return model  # type: ignore[no-any-return]
 
 
 def _at_path(kind: str) -> list[type[BaseModel]]:

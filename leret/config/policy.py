@@ -33,6 +33,7 @@ class PolicySettings(KindSettings):
     """Keys shared by all kinds of policies."""
 
     default_kind = "local"
+    shelf: ClassVar[Mapping[str, str]] = {"tinker": "leret.extras.tinker:POLICY"}
 
     kind: Annotated[KindName, Free()]
     model: Annotated[str, Free()]

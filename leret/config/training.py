@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from pkgutil import resolve_name
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from leret.config.base import Free, KindSettings, RecipePath, Settings
+from leret.config.base import Free, KindName, KindSettings, RecipePath, Settings
 from leret.config.sampling import RewardKey
-from leret.core.classes import is_path
+from leret.core.classes import is_path, load_named
+from leret.core.errors import ConfigError
 
 
 class LoraSettings(Settings):
@@ -56,13 +58,15 @@ class TrainingRecipe(KindSettings):
     """The recipe of `leret train`: keys shared by all algorithms. Data, program and retriever come from the run."""
 
     tag = "algorithm"
+    # Path of each engine that is not the default of an algorithm: a table of its algorithms.
+    engines: ClassVar[Mapping[str, str]] = {}
     folder: ClassVar[str] = "policies"  # folder of the run for the trained model
     trains: ClassVar[str] = "a policy that writes"
     in_one_process: ClassVar[bool] = (
         False  # True if the algorithm cannot train in several processes
     )
 
-    algorithm: str
+    algorithm: KindName
     name: str | None = Field(
         None, description="name of the policy in R/policies; None: the algorithm's name"
     )
@@ -127,9 +131,43 @@ class TrainingRecipe(KindSettings):
         "recall", description="a measure of all retrieved documents or of the answer"
     )
 
+    @classmethod
+    def find(cls, name: str, engine: str | None = None) -> Any:
+        """Return an algorithm as an engine trains it; None is the algorithm's default engine."""
+        algorithm = super().find(name)
+        if engine is None or algorithm is None:
+            return algorithm
+        default = algorithm.settings.model_fields.get("engine")
+        if default is not None and engine == default.default:
+            return algorithm
+        if engine in cls.engines:
+            algorithms = resolve_name(cls.engines[engine])
+        elif is_path(engine):
+            algorithms = load_named(engine, "engine", lambda value: isinstance(value, Mapping))
+        else:
+            algorithms = {}
+        if name not in algorithms:
+            others = ", ".join(cls.engines)
+            raise ConfigError(
+                f"engine {engine} does not train {name}; remove it, or name one of {others} or FILE.py:NAME"
+            )
+        return algorithms[name]
+
+    @classmethod
+    def version(cls, values: Mapping[str, Any]) -> type[Self]:
+        settings: type[Self] = cls
+        if values.get("engine") is not None:
+            settings = cls.find(values[cls.tag], str(values["engine"])).settings
+        return settings
+
+    @property
+    def algorithm_name(self) -> str:
+        """Name of the algorithm, without its path."""
+        return self.algorithm.rpartition(":")[2]
+
     @property
     def policy_name(self) -> str:
-        return self.name or self.algorithm
+        return self.name or self.algorithm_name.lower()
 
     @property
     def is_control(self) -> bool:
@@ -353,10 +391,6 @@ class PickingRecipe(RoundRecipe):
         64, description="tasks per round; each pick is a state"
     )
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
-    reindex_rounds: PositiveInt | None = Field(
-        None,
-        description="rounds between rebuilds of the dense index with the picker's encoders; None: never",
-    )
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
         return self.model_copy(update={"predictors": tuple(picks)})

@@ -203,6 +203,8 @@ class RetrieverAlgorithm:
     settings: type[RetrieverKLRecipe] = RetrieverKLRecipe
 
     is_online: ClassVar[bool] = False
+    row_columns: ClassVar[dict[str, str]] = ROW_COLUMNS
+    rows = staticmethod(retriever_rows)
 
     def describe(self, recipe: Any) -> str:
         return "KL divergence between the softmax of its scores and the softmax of the documents' mean rewards"

@@ -462,6 +462,10 @@ class ExampleLoop(RoundLoop):
         self.size = min(per_step, self.examples)
         StepLoop.__init__(self, self._directory, recipe.logging_steps, recipe.save_steps, n)
 
+    @property
+    def steps(self) -> int:
+        return int(self.state.global_step)
+
     def _round(self) -> dict[str, float]:
         rate = self.learner.learning_rate
         figures = self._step(round_of(self.examples, self.size, self.recipe.seed, self.steps))

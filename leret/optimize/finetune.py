@@ -159,7 +159,7 @@ def _training(
     }
     more = {"max_steps": max_steps, "enable_thinking": thinking}
     content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
-    name = recipe.name or f"{recipe.algorithm}-{content[:12]}"
+    name = recipe.name or f"{recipe.algorithm_name}-{content[:12]}"
     recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
     directory = CheckpointDirectory(run_dir / "policies", name)
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}

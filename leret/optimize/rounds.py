@@ -53,7 +53,7 @@ class RoundStage:
         detail = ""
         if isinstance(self.recipe, TrainingRecipe):
             initial = getattr(self.recipe, "writer", self.recipe).init_from
-            detail = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {initial}"
+            detail = f" {self.recipe.policy_name} ({self.recipe.algorithm_name}) from {initial}"
         elif isinstance(self.recipe, SamplingRecipe):
             detail = f" with {self.recipe.policy.model}"
         title = f"round {self.round}: {self.stage}{detail}"

@@ -198,7 +198,7 @@ async def probe(settings: PolicySettings) -> None:
     The check waits a few seconds for a server that is loading, and passes if a server is slow to
     complete a prompt.
     """
-    kind = POLICIES[settings.kind]
+    kind = _kind(settings)
     if kind.probe is not None:
         await kind.probe(settings)
     if not isinstance(settings, ServedPolicySettings):

@@ -68,11 +68,18 @@ ALGORITHMS: dict[str, Algorithm] = {
     "joint": JOINT,
 }
 TrainingRecipe.table = ALGORITHMS
+TrainingRecipe.shelf = {"retriever-kl": "leret.extras.retriever_kl:RETRIEVER_KL"}
+TrainingRecipe.engines = {
+    "trl": "leret.training.rounds.trl:ENGINE",
+    "tinker": "leret.extras.tinker_training:ENGINE",
+    "live-index": "leret.extras.live_index:ENGINE",
+}
 
 
 def algorithm_of(recipe: TrainingRecipe) -> Algorithm:
     """Return the algorithm of a recipe, as its engine trains it."""
-    return ALGORITHMS[recipe.algorithm]
+    algorithm: Algorithm = TrainingRecipe.find(recipe.algorithm, getattr(recipe, "engine", None))
+    return algorithm
 
 
 __all__ = ["ALGORITHMS", "Algorithm", "TrainingRecipe", "algorithm_of"]

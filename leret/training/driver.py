@@ -282,7 +282,7 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
     log = [figures for figures in engine.state.log_history if "train_runtime" not in figures]
     record = TrainingRecord(
         name=recipe.policy_name,
-        algorithm=recipe.algorithm,
+        algorithm=recipe.algorithm_name,
         key=job.key,
         parent=job.initial.name if job.initial.actors else recipe.init_from,
         examples=engine.examples,

@@ -147,17 +147,6 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
             f"{settings.kind}; set policy.kind (or policies.NAME.kind) to features or encoder in "
             "the sampling recipe, or change predictors"
         )
-    kinds = (
-        settings.kind,
-        sampling.retriever.kind,
-        getattr(sampling.retriever, "store", "flat"),
-        recipe.states,
-    )
-    if getattr(recipe, "reindex_rounds", None) and kinds != ("encoder", "dense", "flat", "live"):
-        raise TrainingError(
-            "reindex_rounds needs policy.kind encoder, retriever.kind dense, retriever.store flat "
-            f"and states: live, not {', '.join(kinds)}; remove reindex_rounds"
-        )
     return settings
 
 

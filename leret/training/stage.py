@@ -17,6 +17,7 @@ from typing import Any
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
+from leret.core.classes import sources_digest
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -177,6 +178,9 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
     else:
         digests = {"data": examples_digest(inputs)}
     digests["parent"] = initial.digest
+    code = sources_digest([recipe.algorithm, str(getattr(recipe, "engine", ""))])
+    if code is not None:
+        digests["algorithm"] = code
     name = "id" if algorithm.is_online else "task_id"
     ids = {getattr(item, name) for item in inputs}
     _refuse_leaks(run, ids)

@@ -6,26 +6,25 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from leret.core.errors import TrainingError
+from leret.extras.tinker_training import TinkerDPO, TinkerIPO, TinkerSFT
+from leret.training.algorithms import TrainingRecipe
 from leret.training.stage import train
-from leret.training.stored.kto import KTORecipe
-from leret.training.stored.preference import DPORecipe, IPORecipe
-from leret.training.stored.sft import SFTRecipe
 from tests.training.training_runs import Stopper, changed, fail, log
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
-SFT = SFTRecipe(
+SFT = TinkerSFT(
     engine="tinker", lora={"r": 4}, learning_rate=1e-3, max_steps=4, per_device_train_batch_size=8, save_steps=1,
     logging_steps=1, device="cpu",
 )  # fmt: skip
 PAIRS = SFT.model_dump(include=SFT.model_fields_set)
-DPO = DPORecipe(**PAIRS)
+DPO = TinkerDPO(**PAIRS)
 STEPS = {
     "sft": SFT,
     "dpo": changed(DPO, beta=0.3, losses={"dpo": 1, "sft": 0.2}),
-    "ipo": IPORecipe(**PAIRS),
-    "token": IPORecipe(**PAIRS, reduction="token", reward_margin=2),
-    "mixture": IPORecipe(**PAIRS, losses={"ipo": 0.5, "dpo": 1}, reward_margin=2),
+    "ipo": TinkerIPO(**PAIRS),
+    "token": TinkerIPO(**PAIRS, reduction="token", reward_margin=2),
+    "mixture": TinkerIPO(**PAIRS, losses={"ipo": 0.5, "dpo": 1}, reward_margin=2),
 }
 
 
@@ -38,7 +37,8 @@ def weights(stub, report):
 def test_steps_equal_those_of_trl(tinker_run, base, stub, name):
     whole = changed(STEPS[name], max_steps=2, per_device_train_batch_size=100, learning_rate=1e-4)
     remote = train(whole, tinker_run)
-    local = train(changed(whole, name="trl", engine="trl", lora=None, init_from=str(base)), tinker_run)
+    keys = {**whole.model_dump(), "name": "trl", "engine": "trl", "lora": None, "init_from": str(base)}
+    local = train(TrainingRecipe.model_validate(keys), tinker_run)
     for ours, theirs in zip(log(remote), log(local)[:2], strict=True):
         for key in {"loss", "rewards/chosen", "rewards/margins"} & ours.keys():
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), key
@@ -75,5 +75,5 @@ def test_a_key_without_effect_on_pairs_is_refused(keys, wrong):
 
 
 def test_kto_has_no_such_engine():
-    with pytest.raises(ValidationError, match="engine"):
-        KTORecipe(engine="tinker")
+    with pytest.raises(ValidationError, match="engine tinker does not train kto"):
+        TrainingRecipe.model_validate({"algorithm": "kto", "engine": "tinker"})

@@ -5,16 +5,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from leret.config.policy import LocalPolicySettings, TinkerPolicySettings
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import TrainingError
-from leret.extras.tinker import TinkerLearner
+from leret.extras.tinker import TinkerPolicySettings
+from leret.extras.tinker_training import TinkerGRPO, TinkerLearner, TinkerRLOO
 from leret.policies.base import Request
 from leret.rollouts.rounds import Sampled
-from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.job import TrainingJob
 from leret.training.model import InitialPolicy
-from leret.training.rounds.grpo import GRPORecipe
-from leret.training.rounds.rloo import RLOORecipe
 from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
 from tests.extras.tinker_server import BASE, KEY
@@ -23,13 +22,13 @@ from tests.training.training_runs import ONLINE, Stopper, changed, fail, kill_ru
 pytest.importorskip("tinker", reason="tinker is not installed")
 
 KEYS = {**ONLINE, "engine": "tinker", "lora": {"r": 4}, "max_steps": 4, "questions_per_round": 3, "save_steps": 1}
-GRPO = GRPORecipe(**KEYS)
+GRPO = TinkerGRPO(**KEYS)
 UPDATES = {
     "dapo": (GRPO, "importance_sampling"),
     "token": (changed(GRPO, loss_type="token"), "importance_sampling"),
     "sequence": (changed(GRPO, loss_type="sequence"), "importance_sampling"),
     "penalty": (changed(GRPO, beta=0.2), "importance_sampling"),
-    "rloo": (RLOORecipe(**KEYS), "importance_sampling"),
+    "rloo": (TinkerRLOO(**KEYS), "importance_sampling"),
     "several": (changed(GRPO, num_mini_batches=2, num_iterations=2, epsilon=0.05), "ppo"),
 }
 
@@ -62,7 +61,8 @@ def test_a_round_is_learnt_as_in_lerets_own_loop(stub, base, name):
         {},
         logps=[one.logprobs for one, _ in answers],
     )
-    ours = learner(WriterLearner, changed(recipe, engine="leret", lora=None), base, LocalPolicySettings())
+    keys = {**recipe.model_dump(), "engine": "leret", "lora": None}
+    ours = learner(WriterLearner, TrainingRecipe.model_validate(keys), base, LocalPolicySettings())
     entries = [one.learn(sampled, 0) for one in (ours, remote)]
     assert {*stub.losses} == {loss}
     for key in ("loss", "val/ratio", "clip_ratio/region_mean", "kl", "reward", "frac_reward_zero_std"):
@@ -121,7 +121,7 @@ def test_a_lost_checkpoint_and_what_the_server_cannot_train_are_said(tinker_run,
 @pytest.mark.parametrize(
     ("keys", "wrong"),
     [({"lora": None}, "set lora"), ({"lora": {"alpha": 8}}, "set lora"), ({"entropy_coef": 0.1}, "no entropy_coef"),
-     ({"num_iterations": 2, "beta": 0.1}, "one step per round"), ({"use_vllm": True}, "no use_vllm")],
+     ({"num_iterations": 2, "beta": 0.1}, "one step per round"), ({"use_vllm": True}, "use_vllm")],
 )  # fmt: skip
 def test_a_key_without_effect_on_the_server_is_refused(keys, wrong):
     with pytest.raises(ValidationError, match=wrong):

@@ -7,7 +7,6 @@ from leret.core.runs import Run
 from leret.sampling.stage import sample
 from leret.training.rounds.update import RolloutBatch
 from tests.datasets.writing import json_lines
-from tests.extras.tinker_server import BASE, KEY, TinkerStub
 from tests.sampling.fakes import ROOT, unsampled_run
 from tests.tiny import tiny_policy
 from tests.training import stories
@@ -20,24 +19,8 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture
-def stub(base, monkeypatch):
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
-    stub = TinkerStub(base)
-    with stub.serving():
-        yield stub
-
-
-@pytest.fixture
 def run(tmp_path, base):
     return sampled_run(tmp_path / "run", base)
-
-
-@pytest.fixture
-def tinker_run(run, base, stub):
-    server = {"url": stub.url, "api_key_env": "TINKER_API_KEY"}
-    policy = {"kind": "tinker", "model": BASE, **server, "tokenizer": str(base), "max_tokens": 6}
-    run.update(sampling={**run.section("sampling", ""), "policy": policy})
-    return run
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from leret.sampling.store.store import Store
 from leret.training.data import plain
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.rloo import RLOORecipe
+from leret.training.rounds.trl import GRPOWithTRL
 from leret.training.stage import train
 from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe, sft_rows
@@ -156,4 +157,4 @@ def test_trl_is_refused_with_native_tool_calls(recipe, script, tmp_path):
     run = Run.create(tmp_path / "run")
     sample(recipe, run)
     with pytest.raises(TrainingError, match="remove engine: trl"):
-        train(GRPORecipe(**KEYS, num_generations=4, engine="trl", states="stored"), run)
+        train(GRPOWithTRL(**KEYS, num_generations=4), run)

@@ -7,8 +7,9 @@ the same completions are the group that trains the writer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,10 +20,9 @@ from leret.core.types import digest
 from leret.policies.load import PolicySet
 from leret.policies.local.policy import LocalPolicy
 from leret.training.model import InitialPolicy, find_picker, find_writer
-from leret.training.picks.pick import GroupMethod, PickRecipe
-from leret.training.rounds.algorithm import RoundAlgorithm
+from leret.training.picks.pick import GroupMethod, PickRecipe, picker
+from leret.training.rounds.algorithm import RoundAlgorithm, writer
 from leret.training.rounds.grpo import GRPO, GRPORecipe
-from leret.training.rounds.learner import Objective
 from leret.training.watch import PICKER
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from leret.rollouts.rounds import Sampled
     from leret.training.job import TrainingJob
     from leret.training.model import SavedPolicy
+    from leret.training.picks.picking import PickLearner
+    from leret.training.rounds.writing import WriterLearner
     from leret.training.validation import Validation
 
 OF_ACTORS = (
@@ -134,11 +136,11 @@ _SHARED = [
 
 def find_actors(run: Run, recipe: JointRecipe) -> InitialPolicy:
     """Return the writer's initial policy, with both in ``actors`` and a digest of both."""
-    writer = find_writer(run, recipe.writer)
-    actors = {"picker": find_picker(run, recipe.picker), "writer": writer}
+    initial = find_writer(run, recipe.writer)
+    actors = {"picker": find_picker(run, recipe.picker), "writer": initial}
     total = max(policy.total_steps for policy in actors.values())
     whole = digest(*(policy.digest for policy in actors.values()))
-    return InitialPolicy(writer.name, writer.directory, whole, total, writer.template, actors)
+    return InitialPolicy(initial.name, initial.directory, whole, total, initial.template, actors)
 
 
 class JointLearner:
@@ -150,13 +152,10 @@ class JointLearner:
 
     def __init__(
         self,
-        objectives: tuple[type[GroupMethod], Objective],
+        learners: tuple[Callable[..., PickLearner], Callable[..., WriterLearner]],
         job: TrainingJob,
         device: str,
     ) -> None:
-        from leret.training.picks.picking import PickLearner
-        from leret.training.rounds.writing import WriterLearner
-
         assert job.environment is not None
         recipe: Any = job.recipe
         self.recipe = recipe
@@ -165,9 +164,9 @@ class JointLearner:
         for actor, initial in job.initial.actors.items():
             part = recipe.actor(actor, len(job.inputs))
             jobs[actor] = replace(job, recipe=part, initial=initial)
-        method, objective = objectives
-        self.picker = PickLearner(method, jobs["picker"], device)
-        self.writer = WriterLearner(objective, jobs["writer"], device)
+        make_picker, make_writer = learners
+        self.picker = make_picker(jobs["picker"], device)
+        self.writer = make_writer(jobs["writer"], device)
         self.actors = self.picker, self.writer
 
     @property
@@ -234,5 +233,9 @@ def _describe(recipe: JointRecipe) -> str:
 
 
 JOINT = RoundAlgorithm(
-    JointRecipe, (GroupMethod, GRPO.objective), JointLearner, _describe, find_actors
+    JointRecipe,
+    (partial(picker, GroupMethod), partial(writer, GRPO.objective)),
+    JointLearner,
+    _describe,
+    find_actors,
 )

@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from leret.config.training import PickingRecipe, changed_keys
 from leret.training.model import find_picker
 from leret.training.rounds.algorithm import RoundAlgorithm
-from leret.training.rounds.learner import Learner
 from leret.training.stored.preference import pair_loss
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from leret.policies.pickers.picker import Picker
     from leret.training.job import TrainingJob
-    from leret.training.picks.picking import Method, PickBatch
+    from leret.training.picks.picking import Method, PickBatch, PickLearner
 
 
 class PickRecipe(PickingRecipe):
@@ -220,7 +219,7 @@ def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Te
     return chosen, rejected, 1 / counts.to(rewards.dtype)
 
 
-def picker(method: Callable[[Any, float], Method], job: TrainingJob, device: str) -> Learner:
+def picker(method: Callable[[Any, float], Method], job: TrainingJob, device: str) -> PickLearner:
     """Return the learner of a policy that picks."""
     from leret.training.picks.picking import PickLearner
 

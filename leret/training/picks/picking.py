@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leret.core.types import Choice, Ranking, digest
+from leret.core.types import Choice, digest
 from leret.policies.base import Policy
-from leret.policies.pickers.encoder import SEPARATOR
 from leret.policies.pickers.picker import Picker, open_picker
-from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
 from leret.training.model import LOAD, SavedPolicy, sampled_picker
@@ -26,7 +23,6 @@ from leret.training.rounds.update import LOGGED, make_optimizer, make_schedule, 
 from leret.training.validation import Validation
 
 _PICKER = "picker"  # folder name in a checkpoint
-_ENCODERS = "index-encoders"  # folder with the picker that encoded the live index
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,78 +109,6 @@ class Method(Protocol):
     def after_step(self, picker: Picker) -> None: ...
 
 
-class LiveIndex:
-    """A retriever over the run's dense index, and after `encode`, over an index of a picker.
-
-    ``rankings`` contains the rankings of the current round, by query and k. No rankings are cached.
-    """
-
-    def __init__(self, environment: Environment, directory: Path) -> None:
-        self._first = environment
-        self._current = environment  # an environment opens its engine at the first search
-        self._directory = directory
-        self.rankings: dict[tuple[str, int], Ranking] = {}
-        environment.retriever = self  # for rounds and validation
-
-    @property
-    def digest(self) -> str:
-        return self._current.engine.digest
-
-    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        answers = self._current.engine.search(queries, k)
-        for query, ranking in zip(queries, answers, strict=True):
-            self.rankings[query, k] = ranking
-        return answers
-
-    def encode(self, picker: Picker) -> float:
-        """Replace the index.
-
-        Return the share of passages in ``rankings`` that the same searches no longer find.
-        """
-        n_passages = n_stale = 0
-        rankings = self.rankings.copy()
-        picker.save(self._directory / _ENCODERS)
-        self._use(picker)
-        for k in {k for _, k in rankings}:
-            old = {query: ranking for (query, depth), ranking in rankings.items() if depth == k}
-            for before, after in zip(old.values(), self.search(list(old), k), strict=True):
-                n_passages += len(before)
-                ids = {passage.doc_id for passage in before}
-                n_stale += len(ids.difference(passage.doc_id for passage in after))
-        return n_stale / max(1, n_passages)
-
-    def save(self, checkpoint: Path) -> None:
-        if self._current is not self._first:
-            shutil.copytree(self._directory / _ENCODERS, checkpoint / _ENCODERS, dirs_exist_ok=True)
-
-    def load(self, checkpoint: Path, picker: Picker) -> None:
-        self._current = self._first
-        if (checkpoint / _ENCODERS).is_dir():
-            shutil.copytree(checkpoint / _ENCODERS, self._directory / _ENCODERS, dirs_exist_ok=True)
-            self._use(picker)
-
-    def _use(self, picker: Picker) -> None:
-        """Search with the saved encoders, with the picker's settings for texts and similarity."""
-        settings: Any = picker.settings
-        limits: list[Any] = [encoder.max_seq_length for encoder in picker.model.children()]
-        limits.append(settings.max_length)
-        folder = self._directory / _ENCODERS
-        keys = {
-            "index": None,
-            "model": str(folder / "action"),
-            "query_model": str(folder / "state"),
-            "query_prefix": settings.query_prefix,
-            "document_prefix": settings.document_prefix,
-            "separator": SEPARATOR,
-            "normalize": settings.similarity == "cosine",
-            "max_length": min(filter(None, limits), default=None),
-        }
-        retriever = self._first.recipe.retriever.model_copy(update=keys)
-        recipe = self._first.recipe.model_copy(update={"retriever": retriever})
-        self._current = Environment(recipe, self._directory)
-        self._current.corpus = self._first.corpus
-
-
 class PickLearner:
     """Trains a picker; `temperature` and `learning_rate` apply to the next round."""
 
@@ -210,9 +134,6 @@ class PickLearner:
         self._schedule: Any = None
         self.policy = open_picker(self._settings)
         self._initial = self.policy.name
-        self._index: LiveIndex | None = None
-        if recipe.reindex_rounds:
-            self._index = LiveIndex(job.environment, job.directory.path)
         self._next_round()
 
     @property
@@ -222,7 +143,6 @@ class PickLearner:
         return float(self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        recipe = self.recipe
         batch = PickBatch.of(sampled)
         if self._optimizer is None:
             self.begin(batch.choices)
@@ -231,10 +151,6 @@ class PickLearner:
         steps = self._steps(batch, number)
         self._rounds = number + 1
         self._next_round()
-        if self._index is not None:
-            if self._rounds % recipe.reindex_rounds == 0:
-                logged["stale"] = self._index.encode(self.policy)
-            self._index.rankings.clear()
         for name in steps[0]:
             logged[name] = sum(step[name] for step in steps) / len(steps)
         return logged
@@ -243,16 +159,10 @@ class PickLearner:
         return self.run(self.policy.clone(), validation)  # `run_policy` closes the clone
 
     def run(self, policy: Policy, validation: Validation) -> dict[str, float]:
-        """Validate a policy; its searches do not count for ``stale``."""
-        figures = validation.run_policy(policy)
-        if self._index is not None:
-            self._index.rankings.clear()
-        return figures
+        return validation.run_policy(policy)
 
     def state(self, directory: Path) -> dict[str, Any]:
         self.policy.save(directory / _PICKER)
-        if self._index is not None:
-            self._index.save(directory)
         reference: dict[str, Any] = {}
         if self.method.reference is not None:
             reference = self.method.reference.model.state_dict()
@@ -272,8 +182,6 @@ class PickLearner:
         self._schedule.load_state_dict(state["schedule"])
         if self.method.reference is not None:
             self.method.reference.model.load_state_dict(state["reference"])
-        if self._index is not None:
-            self._index.load(directory, self.policy)
         self._rounds = state["rounds"]
         self._next_round()
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
     from leret.training.driver import Engine
     from leret.training.job import TrainingJob
+    from leret.training.rounds.writing import WriterLearner
 
 O = TypeVar("O")  # noqa: E741
 
@@ -62,7 +63,7 @@ class RoundAlgorithm(Generic[O]):
         return self.learner(self.objective, job, device)
 
 
-def writer(objective: Objective, job: TrainingJob, device: str) -> Learner:
+def writer(objective: Objective, job: TrainingJob, device: str) -> WriterLearner:
     """Return the learner of a policy that writes text, in this process."""
     from leret.training.rounds.writing import WriterLearner
 

@@ -40,7 +40,7 @@ class Objective:
     level: Level = "token"
 
 
-class Actor(Protocol):
+class TrainedActor(Protocol):
     """A policy in training; ``temperature`` applies to the next round."""
 
     @property
@@ -55,7 +55,7 @@ class Learner(Protocol):
     """Updates the policies in training from a round's samples."""
 
     @property
-    def actors(self) -> Sequence[Actor]: ...
+    def actors(self) -> Sequence[TrainedActor]: ...
 
     @property
     def sampling_keys(self) -> Mapping[str, Mapping[str, Any]]:

@@ -177,7 +177,7 @@ class WriterLearner:
         figures = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
         figures |= self.update.mismatch()
         for name in steps[0] if steps else ():
-            figures[LOGGED[name]] = sum(step[name] for step in steps) / len(steps)
+            figures[LOGGED.get(name, name)] = sum(step[name] for step in steps) / len(steps)
         kl = 0.0
         if batch.reference is not None:
             figures["kl_coef"] = beta

@@ -1,20 +1,25 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from leret.config.load import load_recipe
-from leret.training.algorithms import ALGORITHMS, TrainingRecipe
+from leret.training.algorithms import ALGORITHMS, TrainingRecipe, algorithm_of
 from leret.training.rounds.grpo import GRPORecipe
-from leret.training.rounds.ppo import PPORecipe
-from leret.training.rounds.rloo import RLOORecipe
+from leret.training.rounds.trl import ENGINE, GRPOWithTRL, RLOOWithTRL
 from tests.sampling.fakes import ROOT
 
 
-def test_trl_trains_grpo_and_rloo_but_not_ppo():
+def test_an_engine_has_its_own_recipe_of_an_algorithm():
     shipped = load_recipe(str(ROOT / "training" / "grpo-trl.yaml"), TrainingRecipe, ())
-    assert (type(shipped), shipped.uses_trl) == (GRPORecipe, True)
-    assert RLOORecipe(engine="trl", states="stored", gradient_accumulation_steps=2).uses_trl
-    assert not PPORecipe().uses_trl
+    assert (type(shipped), shipped.progress_unit) == (GRPOWithTRL, "step")
+    assert "keep_rollouts" not in type(shipped).model_fields
+    assert "use_vllm" not in GRPORecipe.model_fields
+    rloo = TrainingRecipe.model_validate({"algorithm": "rloo", "engine": "trl", "gradient_accumulation_steps": 2})
+    assert (type(rloo), algorithm_of(rloo)) == (RLOOWithTRL, ENGINE["rloo"])
+    assert algorithm_of(GRPORecipe()) is ALGORITHMS["grpo"]
+    with pytest.raises(ValidationError, match="engine trl does not train ppo; remove it"):
+        TrainingRecipe.model_validate({"algorithm": "ppo", "engine": "trl"})
 
 
 def test_rounds_are_counted_or_follow_from_passes():

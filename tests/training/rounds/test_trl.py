@@ -10,16 +10,13 @@ from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment, training_tasks
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.rounds.grpo import GRPORecipe
-from leret.training.rounds.rloo import RLOORecipe
-from leret.training.rounds.trl import StoredStates
+from leret.training.rounds.trl import GRPOWithTRL, RLOOWithTRL, StoredStates
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, weights_of
 
-TRL = {"engine": "trl", "states": "stored"}
-KEYS = {**ONLINE, **TRL, "max_steps": 2, "per_device_train_batch_size": 8, "save_steps": 1}
-GRPO = GRPORecipe(**KEYS)
+KEYS = {**ONLINE, "max_steps": 2, "per_device_train_batch_size": 8, "save_steps": 1}
+GRPO = GRPOWithTRL(**KEYS)
 
 
 @pytest.fixture
@@ -29,7 +26,7 @@ def sampled(run):
     return run
 
 
-@pytest.mark.parametrize("recipe", [GRPO, RLOORecipe(**KEYS)], ids=["grpo", "rloo"])
+@pytest.mark.parametrize("recipe", [GRPO, RLOOWithTRL(**KEYS)], ids=["grpo", "rloo"])
 def test_two_steps_end_with_a_policy_and_our_rewards_in_the_log(sampled, base, recipe, monkeypatch):
     score, rewards = StoredStates.__call__, []
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from leret.config.load import load_recipe
 from leret.config.training import ExampleRecipe, TrainingRecipe
 from leret.core.errors import ConfigError, TrainingError
-from leret.training.algorithms import ALGORITHMS, sft
+from leret.training.algorithms import ALGORITHMS
 from leret.training.data import Encoded
 from leret.training.stage import train
 from leret.training.stored.preference import IPORecipe
@@ -26,7 +26,7 @@ class ToyRecipe(ExampleRecipe):
 
 
 def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch):
-    cut = lambda recipe, samples: sft.examples(SFTRecipe(), samples)[: recipe.n]  # noqa: E731
+    cut = lambda recipe, samples: ALGORITHMS["sft"].examples(SFTRecipe(), samples)[: recipe.n]  # noqa: E731
     toy = replace(ALGORITHMS["sft"], settings=ToyRecipe, examples=cut, describe=lambda recipe: f"{recipe.n} of sft")
     monkeypatch.setitem(ALGORITHMS, "toy", toy)
     (tmp_path / "toy.yaml").write_text("algorithm: toy\nn: 3\nper_device_train_batch_size: 2\n")
@@ -58,11 +58,12 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
         ("algorithm: grpo\nnum_generation: 4\n", "num_generation: unknown key; did you mean num_generations"),
         ("algorithm: grpo\ntarget_kl: 1.0\n", "target_kl adapts beta, but beta is 0"),
         ("algorithm: grpo\nserved: true\n", "set lora too"),
-        ("algorithm: grpo\ngradient_accumulation_steps: 2\n", "set engine: trl"),
-        ("algorithm: grpo\nuse_vllm: true\n", "set engine: trl"),
-        ("algorithm: grpo\nengine: trl\n", "set states: stored"),
-        ("algorithm: grpo\nengine: trl\nstates: stored\nkeep_rollouts: above\n", "engine trl has no keep_rollouts"),
-        ("algorithm: rloo\nengine: trl\nstates: stored\nentropy_coef: 0.1\n", "engine trl has no entropy_coef"),
+        ("algorithm: grpo\ngradient_accumulation_steps: 2\n", "gradient_accumulation_steps: unknown key"),
+        ("algorithm: grpo\nuse_vllm: true\n", "use_vllm: unknown key"),
+        ("algorithm: grpo\nengine: trl\nstates: live\n", "states: .* stored"),
+        ("algorithm: grpo\nengine: trl\nkeep_rollouts: above\n", "keep_rollouts: unknown key for this kind"),
+        ("algorithm: rloo\nengine: trl\nentropy_coef: 0.1\n", "entropy_coef: unknown key for this kind"),
+        ("algorithm: sft\nengine: leret\n", "engine leret does not train sft"),
     ],
 )
 def test_keys_that_an_algorithm_or_engine_does_not_take_are_refused(tmp_path, text, message):
