@@ -1,104 +1,23 @@
-"""``leret rewards``, ``leret rescore`` and ``leret score``: list, test and change rewards, and score answers."""
+"""``leret rescore`` and ``leret score``: rewards and pairs of stored samples, and scores of answers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, RunOption
-from leret.core.errors import ConfigError, MissingDependency
+from leret.cli.console import RunOption
+from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.sampling import RewardSettings
+    from leret.core.runs import Run
 
 _RECIPE = (".yaml", ".yml")
-
-app = typer.Typer(help="List and test rewards.", no_args_is_help=True)
-
-
-@app.command("list", epilog="Example: leret rewards list")
-def listing(as_json: AsJson = False) -> None:
-    """List the rewards and mixers available to recipes."""
-    from leret.rewards import REWARDS, settings_of
-    from leret.rewards.combine import MIXERS
-
-    rows = []
-    for name, function in REWARDS.items():
-        settings = settings_of(function)
-        rows.append(
-            (
-                f"{name}, {name}@k" if "k" in settings else name,
-                ", ".join(s for s in settings if s != "k"),
-            )
-        )
-    console.table(
-        ("reward", "settings"), rows, values={"rewards": list(REWARDS), "mixers": list(MIXERS)}
-    )
-    console.say(
-        f"mixers: {', '.join(MIXERS)}; name a custom reward as FILE.py:function or module:function"
-    )
-
-
-@app.command("test", epilog="Example: leret rewards test rewards.py:score")
-def check_rewards(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[NAME|RECIPE]",
-            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: all built-in rewards.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check that a reward is highest for a perfect outcome and lower for a wrong outcome."""
-    from leret.rewards import REWARDS, Scoring, scoring
-    from leret.rewards.proof import UNPROVEN, prove
-
-    if name is None:
-        todo = {each: scoring(each) for each in REWARDS if each not in UNPROVEN}
-    elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
-        todo = {}
-        for spec in (
-            console.sampling_recipe(name).sampling.rewards
-            if name.endswith(_RECIPE)
-            else [_spec(name)]
-        ):
-            whole = scoring(spec, "sampling.reward")
-            alone = {
-                name: replace(part, weight=1.0, factor=False) for name, part in whole.parts.items()
-            }
-            todo |= {name: Scoring({name: part}) for name, part in alone.items()}
-            todo |= {" + ".join(whole.parts): whole}
-    else:
-        todo = {name: scoring(name)}
-    proofs = []
-    for each, reward in todo.items():
-        try:
-            proofs.append(prove(each, reward))
-        except ConfigError as error:
-            if name is not None or not isinstance(error.__cause__, MissingDependency):
-                raise
-            console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
-    rows = [(proof.name, _figure(proof.gold), _figure(proof.worst)) for proof in proofs]
-    values = {"rewards": [proof._asdict() for proof in proofs]}
-    console.table(("reward", "gold", "worst"), rows, values=values)
-    faults: list[str] = []
-    for proof in proofs:
-        faults += [f"{proof.name}: {fault}" for fault in proof.faults]
-    if faults:
-        raise ConfigError(faults)
-    console.done("every reward reaches its maximum on the perfect outcome")
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.4g}"
 
 
 def rescore(
@@ -106,18 +25,49 @@ def rescore(
     reward: Annotated[
         str | None,
         typer.Option(
-            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: the run's reward."
+            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe.",
+            show_default="the run's, if its code has changed",
         ),
     ] = None,
-    as_json: AsJson = False,
+    strategy: Annotated[
+        Literal["adjacent", "best-worst", "all", "margin"] | None,
+        typer.Option(help="How to pair samples by reward.", show_default="as before"),
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")
+    ] = None,
+    max_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum pairs per state, largest margins first.")
+    ] = None,
 ) -> None:
-    """Recompute the rewards of a run's samples without LM calls, and rebuild its preference pairs."""
+    """Recompute the rewards of a run's samples, if they change, and rebuild the pairs. Calls no LM."""
     from leret.core.runs import Run
+    from leret.rollouts.environment import has_new_reward
     from leret.sampling.rescore import rescore as stage
 
+    if margin and strategy != "margin":
+        raise ConfigError(f"--margin {margin} needs --strategy margin; add it or remove --margin")
+    options = {"strategy": strategy, "margin": margin, "max_pairs": max_pairs}
+    pairing = {name: value for name, value in options.items() if value is not None}
+    directory = Run.open(run)
+    directory.section("sampling", "leret sample RECIPE")
+    if reward is None and not has_new_reward(directory):
+        return _rebuild_pairs(directory, pairing)
+    spec = None if reward is None else _spec(reward)
     with shown() as progress:
-        report = stage(Run.open(run), None if reward is None else _spec(reward), progress=progress)
+        report = stage(directory, spec, pairing=pairing, progress=progress)
     console.done(f"{report.changed:,} of {report.samples:,} rewards changed")
+    console.facts(report)
+
+
+def _rebuild_pairs(run: Run, pairing: Mapping[str, Any]) -> None:
+    from leret.rollouts.environment import refuse_changes_since_sampling
+    from leret.sampling.preferences.dataset import build_preferences
+    from leret.sampling.rescore import pair_settings
+
+    refuse_changes_since_sampling(run, "pairs")
+    report = build_preferences(run, **pair_settings(run, pairing))
+    console.done(f"{report.pairs:,} pairs saved to {report.path}")
     console.facts(report)
 
 
@@ -141,9 +91,6 @@ def score(
     field: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column with the answers.")
     ] = None,
-    resamples: Annotated[int, typer.Option(min=1, help="Bootstrap resamples.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    as_json: AsJson = False,
 ) -> None:
     """Score the answers in a file against references, with 95 % intervals."""
     from leret.config.evaluation import EvalRecipe
@@ -157,8 +104,7 @@ def score(
         if listed
         else [name.strip() for name in measures.split(",")]
     )
-    recipe = {"measures": names, "resamples": resamples, "seed": seed}
-    settings = flag_settings(EvalRecipe, recipe, {"measures": "--measures"})
+    settings = flag_settings(EvalRecipe, {"measures": names}, {"measures": "--measures"})
     report = stage(answers, references or answers, settings, field)
     rows = []
     for name, value in report.measures.items():
