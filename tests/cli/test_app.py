@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from figures import surface
 from typer.main import get_command
 
 from leret.__main__ import main
 from leret.cli.app import _REPLACED, app
 from leret.rewards import REWARDS
+from scripts.figures import surface
 from tests.first_steps import leret
 
 ROOT = Path(__file__).resolve().parents[2]
