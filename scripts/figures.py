@@ -12,6 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = 450  # AST nodes of a function that is too long to read at once
@@ -207,6 +208,26 @@ def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+def surface() -> dict[str, int]:
+    """Number of commands of `leret`, and of their options and arguments, without `--help` and the global flags."""
+    from typer.main import get_command
+
+    from leret.cli.app import app
+
+    numbers = Counter({"commands": 0, "options": 0, "arguments": 0})
+
+    def visit(command: Any) -> None:
+        inside = getattr(command, "commands", {})
+        for child in inside.values():
+            visit(child)
+        if not inside:
+            numbers["commands"] += 1
+            numbers.update(f"{parameter.param_type_name}s" for parameter in command.params)
+
+    visit(get_command(app))
+    return dict(numbers)
+
+
 def main(details: bool) -> None:
     """Print the figures; with ``details`` also what they are made of."""
     modules = sources()
@@ -235,6 +256,8 @@ def main(details: bool) -> None:
     for kind, n in sorted(dense.items()):
         print(f"{kind:45} {n}")
     print(f"lines over 100 columns            {wide_lines(modules.values()):.1%}")
+    for kind, n in surface().items():
+        print(f"{kind:33} {n}")
 
     if details:
         print("\ncircles:", *circles(graph(modules)), sep="\n  ")
@@ -250,4 +273,5 @@ def main(details: bool) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # count the commands of this checkout, not of an installed leret
     main("--details" in sys.argv)

@@ -44,6 +44,8 @@ SHORT_NAMES = {
     "leret.config.data",
     "leret.config.retriever",
     "leret.config.policy",
+    "leret.config.sampling",
+    "leret.config.training",
     "leret.training.algorithms",
 }
 """Modules that map the short names of the shelf's kinds to their paths, as strings."""

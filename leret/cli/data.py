@@ -12,10 +12,10 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import (
-    AsJson,
+    CorpusOption,
     DataOverrides,
     FormatOption,
-    SkipInvalid,
+    QuestionsOption,
     done,
     facts,
     sampling_recipe,
@@ -45,15 +45,9 @@ def inspect(
         str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe.")
     ] = None,
     form: FormatOption = None,
-    questions: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")
-    ] = None,
-    corpus: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")
-    ] = None,
-    skip_invalid: SkipInvalid = False,
+    questions: QuestionsOption = None,
+    corpus: CorpusOption = None,
     overrides: DataOverrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Check and summarize a question file and its corpus. Exit with code 2 if lines are invalid."""
     data = _settings(recipe, form, questions, corpus, overrides or [])
@@ -61,7 +55,7 @@ def inspect(
 
     report = stage(data.model_copy(update={"skip_invalid": True}))
     _show(report)
-    if report.problems and not (skip_invalid or data.skip_invalid):
+    if report.problems and not data.skip_invalid:
         raise typer.Exit(2)
 
 
@@ -76,13 +70,13 @@ def episodes(
     candidates: Annotated[
         int, typer.Option(min=2, help="Candidates per question, including gold documents.")
     ] = 10,
-    form: FormatOption = None,
 ) -> None:
     """Add candidates from a corpus to each question: its gold documents and the best other BM25 results."""
     from leret.datasets.load import load
 
-    data = _settings(None, form, questions, corpus, ["data.split=all"])
+    data = _settings(None, None, questions, corpus, ["data.split=all"])
     n = _write_episodes(load(data), out, candidates)
+    facts({"path": out, "n_questions": n}, {})
     done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
 
 
@@ -103,7 +97,6 @@ def chunk(
         str, typer.Option(help="First line of each text, with {title} and {doc_id}.")
     ] = "",
     form: FormatOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Split documents into chunks at sentence ends. A chunk has the id doc#i and its document's id as parent."""
     from leret.datasets.chunk import tokens_of, words, write_chunks

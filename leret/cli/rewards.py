@@ -1,40 +1,22 @@
-"""``leret rewards`` and ``leret rescore``: list and change rewards."""
+"""``leret rescore``: rewards and pairs of stored samples."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, RunOption
+from leret.cli.console import RunOption
+from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.sampling import RewardSettings
+    from leret.core.runs import Run
 
 _RECIPE = (".yaml", ".yml")
-
-app = typer.Typer(help="List rewards.", no_args_is_help=True)
-
-
-@app.command("list", epilog="Example: leret rewards list")
-def listing(as_json: AsJson = False) -> None:
-    """List the rewards and mixers available to recipes."""
-    from leret.config.sampling import MIXER_SHELF, REWARD_SHELF, WEIGHTS
-    from leret.rewards import REWARDS, Part, settings_of
-
-    rows = []
-    names = [*REWARDS, *REWARD_SHELF]
-    for name in names:
-        settings = settings_of(Part(name, name).loaded)
-        label = f"{name}, {name}@k" if "k" in settings else name
-        rows.append((label, ", ".join(setting for setting in settings if setting != "k")))
-    mixers = [WEIGHTS, *MIXER_SHELF]
-    console.table(("reward", "settings"), rows, values={"rewards": names, "mixers": mixers})
-    console.say(
-        f"mixers: {', '.join(mixers)}; name your own as FILE.py:function or module:function"
-    )
 
 
 def rescore(
@@ -42,18 +24,49 @@ def rescore(
     reward: Annotated[
         str | None,
         typer.Option(
-            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: the run's reward."
+            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe.",
+            show_default="the run's, if its code has changed",
         ),
     ] = None,
-    as_json: AsJson = False,
+    strategy: Annotated[
+        Literal["adjacent", "best-worst", "all", "margin"] | None,
+        typer.Option(help="How to pair samples by reward.", show_default="as before"),
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")
+    ] = None,
+    max_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum pairs per state, largest margins first.")
+    ] = None,
 ) -> None:
-    """Recompute the rewards of a run's samples without LM calls, and rebuild its preference pairs."""
+    """Recompute the rewards of a run's samples, if they change, and rebuild the pairs. Calls no LM."""
     from leret.core.runs import Run
+    from leret.rollouts.environment import has_new_reward
     from leret.sampling.rescore import rescore as stage
 
+    if margin and strategy != "margin":
+        raise ConfigError(f"--margin {margin} needs --strategy margin; add it or remove --margin")
+    options = {"strategy": strategy, "margin": margin, "max_pairs": max_pairs}
+    pairing = {name: value for name, value in options.items() if value is not None}
+    directory = Run.open(run)
+    directory.section("sampling", "leret sample RECIPE")
+    if reward is None and not has_new_reward(directory):
+        return _rebuild_pairs(directory, pairing)
+    spec = None if reward is None else _spec(reward)
     with shown() as progress:
-        report = stage(Run.open(run), None if reward is None else _spec(reward), progress=progress)
+        report = stage(directory, spec, pairing=pairing, progress=progress)
     console.done(f"{report.changed:,} of {report.samples:,} rewards changed")
+    console.facts(report)
+
+
+def _rebuild_pairs(run: Run, pairing: Mapping[str, Any]) -> None:
+    from leret.rollouts.environment import refuse_changes_since_sampling
+    from leret.sampling.preferences.dataset import build_preferences
+    from leret.sampling.rescore import pair_settings
+
+    refuse_changes_since_sampling(run, "pairs")
+    report = build_preferences(run, **pair_settings(run, pairing))
+    console.done(f"{report.pairs:,} pairs saved to {report.path}")
     console.facts(report)
 
 

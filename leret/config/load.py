@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from leret.config.base import RecipePath, locate_kinds, models_in, with_paths
+from leret.config.base import RecipePath, Settings, locate_kinds, models_in, with_paths
 from leret.config.evaluation import EvalRecipe
 from leret.config.messages import corrected, describe, key_of, nearest, problems_of, sections
 from leret.config.sampling import SamplingRecipe
@@ -24,10 +24,10 @@ from leret.core.runs import Run
 from leret.core.yaml import Key, Placed, dotted, parse
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
-R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe)
+R = TypeVar("R", bound=Settings)
 Clash = tuple[tuple[str, ...], str]
 """Dotted keys that conflict, starting with the key to fix, and a message."""
-Check = Callable[[Recipe], Iterable[Clash]] | None
+Check = Callable[[Any], Iterable[Clash]] | None
 """Finds unknown names in a recipe. Higher packages provide it, because they have the tables of known names."""
 
 _FOLDERS: dict[Any, str] = {
@@ -344,7 +344,7 @@ def _is_inside(key: Key, sections: Collection[Key]) -> bool:
     return any(key[: len(section)] == section for section in sections)
 
 
-def _clashes(recipe: Recipe) -> Iterator[Clash]:
+def _clashes(recipe: Settings) -> Iterator[Clash]:
     if isinstance(recipe, SamplingRecipe):
         yield from _sampling_clashes(recipe)
     elif isinstance(recipe, TrainingRecipe):
@@ -356,7 +356,7 @@ def _clashes(recipe: Recipe) -> Iterator[Clash]:
                 ("init_from", "name"),
                 f"{recipe.init_from} would start from itself; set another `name`",
             )
-    elif recipe.samples > 1 and recipe.temperature == 0:
+    elif isinstance(recipe, EvalRecipe) and recipe.samples > 1 and recipe.temperature == 0:
         yield (
             ("samples", "temperature"),
             f"is {recipe.samples}, but temperature 0 gives identical runs; set samples: 1",

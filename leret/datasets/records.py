@@ -121,7 +121,7 @@ class Problems:
             lines.append(_FIELDS)
         faults = "\n  ".join(lines)
         noun = "record" if n == 1 else "records"
-        advice = ", or skip them with data.skip_invalid (--skip-invalid)" if any_good else ""
+        advice = ", or skip them with --set data.skip_invalid=true" if any_good else ""
         raise DataError(f"{source}: {n} bad {noun}\n  {faults}\nfix them{advice}")
 
 

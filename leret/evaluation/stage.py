@@ -308,7 +308,7 @@ def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
     for system in evaluation.systems:
         files.append(directory / system.name / "evaluated.json")
         files.append(directory / system.name / "per_question.parquet")
-    # without the page: `leret report` writes it again
+    # without the page: `leret view --report` writes it again
     mark_completed(directory, "eval", key, {}, files)
 
 

@@ -339,6 +339,12 @@ def refuse_changes_since_sampling(run: Run, stage: str) -> None:
         run.event(stage, "files not checked", why=str(error))
 
 
+def has_new_reward(run: Run) -> bool:
+    """Return whether the code of a run's reward has changed since the rewards were computed."""
+    with Environment.open(run) as environment:
+        return environment.reward_digest != run.manifest.digests.get("reward")
+
+
 def recipe_files(recipe: SamplingRecipe) -> list[Path]:
     """Return the files that a recipe names, and the modules that its Python files import."""
     paths = [path for _, path, _ in paths_in(recipe)]

@@ -160,20 +160,20 @@ def _pair_rows(path: Path) -> list[dict[str, Any]]:
 
     if not path.is_file():
         raise TrainingError(
-            f"{path} is missing; write it with `leret sample`, or rebuild it with `leret pairs`"
+            f"{path} is missing; write it with `leret sample`, or rebuild it with `leret rescore`"
         )
     try:
         # read_table imports pandas, which takes a second.
         table = pyarrow.parquet.ParquetFile(path).read()
     except (OSError, pyarrow.ArrowException) as error:
         raise TrainingError(
-            f"{path} cannot be read ({error}); rebuild it with `leret pairs`"
+            f"{path} cannot be read ({error}); rebuild it with `leret rescore`"
         ) from error
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if missing:
         raise TrainingError(
             f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
-            "rebuild it with `leret pairs`"
+            "rebuild it with `leret rescore`"
         )
     # Pairs of an older version lack the columns of endings.
     endings = [name for name in _ENDINGS if name in table.column_names]
@@ -558,7 +558,7 @@ def _check_examples(
             raise TrainingError(
                 f"question {example.task_id}: the training prompt differs from the sampled "
                 f"prompt:\n{message_difference(trained, sent[0], ('trained', 'sent'))}\n{run.preferences} "
-                f"does not match the run's samples; rebuild it with `leret pairs --run {run.path}`"
+                f"does not match the run's samples; rebuild it with `leret rescore --run {run.path}`"
             )
 
 

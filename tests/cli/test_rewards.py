@@ -1,15 +1,8 @@
 import json
 
-from leret.rewards import REWARDS
-from tests.first_steps import leret, refused, succeeds
+from tests.first_steps import refused, succeeds
 
 WORLD = "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
-
-
-def test_rewards_and_mixers_are_listed():
-    listed = json.loads(leret("rewards", "list", "--json")[1])
-    assert listed["rewards"] == [*REWARDS, "answer_likelihood"]
-    assert listed["mixers"][:2] == ["weights", "uniform"]
 
 
 def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path, small):
@@ -22,3 +15,25 @@ def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path, small):
     assert "sampling.final is ignored" in " ".join(out.split())
     out = succeeds("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
     assert json.loads(out.splitlines()[-1])["samples"] > 0
+
+
+def test_pairs_are_rebuilt_as_before_unless_another_strategy_is_named(tmp_path, small):
+    run = ["--run", tmp_path / "r"]
+    succeeds("sample", "sampling/demo.yaml", *run, *small)
+    before = json.loads(succeeds("rescore", *run, "--json"))
+    assert (before["strategy"], before["margin"], before["max_pairs"]) == ("adjacent", 0.0, 2)  # as in the recipe
+    changed = json.loads(succeeds("rescore", *run, "--strategy", "margin", "--margin", "0.1", "--json"))
+    assert (changed["strategy"], changed["margin"], changed["max_pairs"]) == ("margin", 0.1, None)
+    again = json.loads(succeeds("rescore", *run, "--max-pairs", "1", "--json"))
+    assert (again["strategy"], again["margin"], again["max_pairs"]) == ("margin", 0.1, 1)
+    assert "needs --strategy margin" in refused("rescore", *run, "--margin", "0.1")
+
+
+def test_the_rewards_are_computed_again_only_if_their_function_has_changed(tmp_path, small):
+    own, run = tmp_path / "own.py", ["--run", tmp_path / "r"]
+    own.write_text("def score(outcome):\n    return len(outcome.text) / 100\n")
+    succeeds("sample", "sampling/demo.yaml", *run, *small, "--set", f"sampling.reward={own}:score")
+    assert "pairs saved to" in succeeds("rescore", *run)
+    own.write_text("def score(outcome):\n    return len(outcome.text) / 10\n")
+    assert "rewards changed" in succeeds("rescore", *run, "--strategy", "best-worst")
+    assert json.loads(succeeds("rescore", *run, "--json"))["strategy"] == "best-worst"
