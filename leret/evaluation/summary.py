@@ -37,6 +37,7 @@ from leret.evaluation.measures import LABELS, corpus_measures
 from leret.evaluation.results import ScoredHop, SystemResults, prediction_of
 from leret.evaluation.statistics import (
     Array,
+    Resampling,
     bootstrap_intervals,
     compare,
     compare_corpus,
@@ -83,6 +84,7 @@ def summarise(
 
     Systems and measures keep their input order.
     """
+    resampling = Resampling(recipe.resamples, recipe.confidence, recipe.seed)
     n_hops = _last_hop(systems)
     n_by_measure = _counts(systems, measures)
     measures = list(n_by_measure)
@@ -92,15 +94,16 @@ def summarise(
 
     pairs = pairs_of({system.name: system.rivals for system, _ in systems}, recipe.baseline)
     groups = _groups(questions)
+    corpus = corpus_measures(recipe.specs)
     means = {}
     compared = {}
     for group, members in groups.items():
         values = {name: table.values[members] for name, table in scores.items()}
-        means[group] = _means(values, measures, recipe)
-        compared[group] = compare(pairs, values, measures, recipe)
+        means[group] = _means(values, measures, resampling)
+        compared[group] = compare(pairs, values, measures, resampling)
         group_questions = [questions[i] for i in members]
         _set_corpus_measures(
-            systems, group_questions, measures, means[group], compared[group], recipe
+            systems, group_questions, measures, means[group], compared[group], corpus, resampling
         )
 
     rows = [
@@ -361,14 +364,15 @@ def _set_corpus_measures(
     measures: Sequence[str],
     means: Mapping[str, list[dict[str, Any]]],
     comparisons: Iterable[dict[str, Any]],
-    recipe: EvalRecipe,
+    corpus: Mapping[str, tuple[CorpusMeasure, str | None]],
+    resampling: Resampling,
 ) -> None:
     """Replace the means and comparisons of measures of all answers together.
 
     Only the last hop has such measures.
     """
     n_hops = max(map(len, means.values()), default=0)
-    for name, (measure, field) in corpus_measures(recipe.specs).items():
+    for name, (measure, field) in corpus.items():
         if name not in measures:
             continue
         rows = {}
@@ -382,12 +386,12 @@ def _set_corpus_measures(
             scored = rows[system_name][~is_missing]
             if len(scored):
                 hops[-1][name] = json_number(measure.value(scored))
-            hops[-1][f"{name}_ci"] = corpus_interval(scored, measure, recipe)
+            hops[-1][f"{name}_ci"] = corpus_interval(scored, measure, resampling)
         for pair in comparisons:
             if pair["measure"] == name:
                 is_last = pair["hop"] == n_hops
                 a, b = rows[pair["a"]], rows[pair["b"]]
-                pair.update(compare_corpus(a, b, measure, recipe, is_last))
+                pair.update(compare_corpus(a, b, measure, resampling, is_last))
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
@@ -404,14 +408,14 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 
 
 def _means(
-    values: Mapping[str, Array], measures: Sequence[str], recipe: EvalRecipe
+    values: Mapping[str, Array], measures: Sequence[str], resampling: Resampling
 ) -> dict[str, list[dict[str, Any]]]:
     """Map each system to its means and intervals at every hop."""
     if not values:
         return {}
     cube = np.stack(list(values.values()), axis=1)
     flat = cube.reshape(len(cube), -1)
-    intervals = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
+    intervals = bootstrap_intervals(flat, *resampling)
     bounds = intervals.reshape(*cube.shape[1:], 2)
     means = nan_mean(flat).reshape(cube.shape[1:])
     hops: dict[str, list[dict[str, Any]]] = {}

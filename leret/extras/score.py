@@ -30,7 +30,13 @@ from leret.datasets.formats.base import answers as reference_answers
 from leret.datasets.formats.base import names_in
 from leret.datasets.records import BadRecord, Problems, open_compressed, records
 from leret.evaluation.measures import corpus_measures, scorings
-from leret.evaluation.statistics import bootstrap_intervals, corpus_interval, json_number, nan_mean
+from leret.evaluation.statistics import (
+    Resampling,
+    bootstrap_intervals,
+    corpus_interval,
+    json_number,
+    nan_mean,
+)
 from leret.rewards.answers import answer_of
 
 _ANSWERS = ("prediction", "answer", "reply", "text")
@@ -74,6 +80,7 @@ def score(
         outcomes.append(Outcome(Task(str(i), {}, answers=expected), prediction=answer))
     measures = scorings(recipe.specs, "--measures")
     corpus = corpus_measures(recipe.specs)
+    resampling = Resampling(recipe.resamples, recipe.confidence, recipe.seed)
     values: dict[str, float | None] = {}
     intervals: dict[str, list[float | None]] = {}
     for name, measure in measures.items():
@@ -93,11 +100,11 @@ def score(
             predicted = [answer_of(outcome, read) or "" for outcome in scored]
             rows = whole.rows(predicted, [outcome.task.answers for outcome in scored])
             values[name] = json_number(whole.value(rows)) if scored else None
-            intervals[name] = corpus_interval(rows, whole, recipe)
+            intervals[name] = corpus_interval(rows, whole, resampling)
         else:
             column = np.array(scores, dtype=float)[:, None]  # None is NaN
             values[name] = json_number(nan_mean(column)[0])
-            [bounds] = bootstrap_intervals(column, recipe.resamples, recipe.confidence, recipe.seed)
+            [bounds] = bootstrap_intervals(column, *resampling)
             intervals[name] = [json_number(bound) for bound in bounds]
     n_failed = sum(outcome.prediction is None for outcome in outcomes)
     n_without_reference = sum(not outcome.task.answers for outcome in outcomes)

@@ -317,20 +317,15 @@ class RoundSampler:
             decoding = sampling_recipe.decoding_of(need.predictor)
             return Role(policy_for(policies, need.predictor), False, settings.credit, **decoding)
 
-        end = settings.end_reward
-        plan = SamplingPlan(
+        plan = SamplingPlan.of(
+            settings,
+            role,
             prompts=(ZERO_SHOT,),
             n_samples=recipe.num_generations,
             seed=seed,
             temperature=self.temperature,
             top_p=recipe.top_p or lm.top_p,
             max_tokens=recipe.max_completion_length or lm.max_tokens,
-            role=role,
-            reward=self._scoring,
-            final=None if end is None else scoring(end, "final"),
-            n_continuations=settings.n_continuations,
-            final_weight=settings.final_weight,
-            gamma=settings.gamma,
         )
         if self._plan is None:
             plan = await with_credit(plan, self._runner, tasks, self._run, round_.walks)
