@@ -11,12 +11,13 @@ means: does not apply.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.rewards.combine import GroupMixer, Mixer
+from leret.rewards.combine import GroupMixer, Mixer, weighted_sum
 
 Array = NDArray[np.float64]
 ArrayMixer = Callable[[Array, Array], Array]
@@ -116,3 +117,20 @@ def normalize_then_sum(parts: Array, weights: Array) -> Array:
     divisors = np.where(deviations > _EPS, deviations, np.inf)
     total: Array = centred / divisors @ weights
     return total
+
+
+def factors(
+    group: Sequence[Mapping[str, float]], weights: Mapping[str, float]
+) -> list[float | None]:
+    """Return the weighted sum of the parts, times the parts with weight 0.
+
+    A factor that does not apply is 1. LAPDOG multiplies by ``length`` in this way.
+    """
+    terms = {name: weight for name, weight in weights.items() if weight}
+    rewards = weighted_sum(group, terms)
+    for i, values in enumerate(group):
+        reward = rewards[i]
+        if reward is not None:
+            product = math.prod(values.get(name, 1.0) for name in weights if name not in terms)
+            rewards[i] = reward * product
+    return rewards

@@ -48,8 +48,9 @@ from leret.training.algorithms import ALGORITHMS
 T = TypeVar("T")
 Credit = Literal["step", "final", "both", "return"]
 
+_WRITING: tuple[Any, ...] = (WriterKeys,)
 ALGORITHM_NAMES = tuple(
-    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings, WriterKeys)
+    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings, _WRITING)
 )
 ONLINE = tuple(name for name in ALGORITHM_NAMES if ALGORITHMS[name].is_online)
 """Algorithms that sample during training; the other algorithms learn from stored samples."""

@@ -150,7 +150,6 @@ class Part:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     place: str = field(default="", compare=False)  # key in the recipe, for messages
-    factor: bool = False  # multiplies the mixed reward of the other parts
 
     def __repr__(self) -> str:
         return self.name
@@ -315,17 +314,8 @@ class Scoring:
 
         None if no part applies to it.
         """
-        parts = self.parts.items()
-        weights = {name: part.weight for name, part in parts if not part.factor}
-        rewards = list(self.mixer(group, weights))
-        factors = [name for name, part in parts if part.factor]
-        if not factors:
-            return rewards
-        for i, values in enumerate(group):
-            reward = rewards[i]
-            if reward is not None:
-                rewards[i] = reward * math.prod(values.get(name, 1.0) for name in factors)
-        return rewards
+        weights = {name: part.weight for name, part in self.parts.items()}
+        return list(self.mixer(group, weights))
 
     def alone(self, values: Mapping[str, float]) -> float | None:
         """Return the reward of a single outcome from its parts' values.
@@ -388,7 +378,7 @@ def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     for name, settings in spec.parts.items():
         function = settings.function or name
         place = f"{section}.{name}"
-        part = Part(name, function, settings.arguments, settings.weight, place, settings.factor)
+        part = Part(name, function, settings.arguments, settings.weight, place)
         parts.append(part)
     return parts
 
@@ -410,11 +400,6 @@ def _faults_of_settings(spec: RewardSettings, place: str, parts: Iterable[Part])
     for name in spec.parts:
         if name in _RESERVED or name.startswith("final."):
             problems.append(f"{place}parts.{name}: this name is reserved; choose another name")
-    for part in parts:
-        if part.factor and part.weight != 1:
-            problems.append(f"{part.place}: a factor has no weight; remove the weight")
-    if all(part.factor for part in spec.parts.values()):
-        problems.append(f"{place}parts: all parts are factors; add a part to multiply")
     if not is_path(spec.mixer):
         try:
             find_mixer(spec.mixer, f"{place}mixer")

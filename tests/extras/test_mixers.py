@@ -4,7 +4,7 @@ import pytest
 from leret.config.sampling import MIXER_SHELF
 from leret.rewards.combine import GroupMixer, find_mixer
 
-MIXERS = ["weights", *MIXER_SHELF]
+MIXERS = ["weights", *(name for name in MIXER_SHELF if name != "factors")]
 GROUP_MIXERS = [name for name in MIXER_SHELF if isinstance(find_mixer(name), GroupMixer)]
 
 RNG = np.random.default_rng(0)
@@ -90,3 +90,10 @@ def test_missing_part_is_skipped(name, first, second):
 @pytest.mark.parametrize("name", GROUP_MIXERS)
 def test_missing_part_is_the_mean_of_the_group(name):
     np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4], [5, 2]]), mixed(name, [[1, 3], [2, 4], [5, 2]]))
+
+
+def test_parts_of_weight_0_multiply_the_weighted_sum_of_the_others():
+    values = {"recall": 0.5, "steps": -2.0, "length": 0.25, "format": 1.0}
+    group = [values, {"recall": 0.5}, {"length": 0.5}]
+    weights = {"recall": 2.0, "steps": 1.0, "length": 0.0, "format": 0.0}
+    assert find_mixer("factors")(group, weights) == [-0.25, 1.0, None]  # (2 * .5 - 2) * .25

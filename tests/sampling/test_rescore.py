@@ -56,7 +56,7 @@ def own(tmp_path, made):
         PARTS,
         PARTS | {"mixer": "pca", "unparsed_reward": -2},
         PARTS | {"mixer": "normalize_then_sum"},
-        {"parts": {"recall": 1, "rr": {"factor": True}}},
+        {"parts": {"recall": 1, "rr": 0}, "mixer": "factors"},
         "own.py:titles",
         {"parts": {"ap": 1, "own.py:ended": 0.25}, "mixer": "std"},
     ],
@@ -232,7 +232,7 @@ def test_a_part_named_like_what_samples_keep_is_refused(tmp_path, made, name):
         rescore(run, RewardSettings.model_validate({"parts": {name: {"function": "rr"}}}))
 
 
-@pytest.mark.parametrize("mixer", ["weights", *MIXER_SHELF])
+@pytest.mark.parametrize("mixer", [name for name in ("weights", *MIXER_SHELF) if name != "factors"])
 def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp_path, made, mixer):
     parts = WEIGHTS if mixer != "uniform" else list(WEIGHTS)
     run = mixed(tmp_path / "run", reward={"parts": parts, "mixer": mixer})
