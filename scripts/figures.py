@@ -179,6 +179,12 @@ def without_twin(modules: dict[str, Path], least: int = 500) -> list[str]:
     return missing
 
 
+def rooms(modules: dict[str, Path]) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Return the modules without the shelf, and those of the shelf (leret/extras/)."""
+    shelf = {module: path for module, path in modules.items() if module.startswith("leret.extras")}
+    return {module: path for module, path in modules.items() if module not in shelf}, shelf
+
+
 def nodes(paths: Iterable[Path]) -> int:
     """AST nodes of all files, as ``ast.walk`` visits them."""
     return sum(sum(1 for _ in ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths)
@@ -230,7 +236,9 @@ def main(details: bool) -> None:
     sizes = {module: lines(path) for module, path in modules.items()}
     tests = sources("tests")
     n_nodes, n_statements = nodes(modules.values()), statements(modules.values())
-    print(f"leret/ AST nodes                  {n_nodes:,}")
+    house, shelf = rooms(modules)
+    print(f"leret/ AST nodes without extras   {nodes(house.values()):,} in {len(house)} files")
+    print(f"leret/extras/ AST nodes           {nodes(shelf.values()):,} in {len(shelf)} files")
     print(f"leret/ statements                 {n_statements:,} ({n_nodes / n_statements:.2f} nodes each)")
     print(f"leret/ lines                      {sum(sizes.values()):,}")
     print(f"leret/ files                      {len(modules)}")

@@ -17,9 +17,9 @@ from leret.policies.checkpoints import find_model, policy_digest
 from leret.retrieval.index.manifest import check_files, read_manifest
 from leret.sampling.rescore import rescore
 from leret.sampling.stage import sample
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.sft import SFTRecipe
+from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
+from leret.training.stored.sft import SFTRecipe
 from tests.evaluation.eval_fakes import asks
 from tests.first_steps import edit
 from tests.sampling.fakes import ROOT, content, recipe_of, write_data

@@ -19,19 +19,18 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.sampling import SamplingRecipe
+from leret.config.sampling import MIXER_SHELF, SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Outcome
 from leret.evaluation.stage import evaluate
 from leret.evaluation.statistics import bootstrap_intervals
-from leret.rewards.combine import MIXERS
 from leret.sampling.stage import sample
-from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
 
 ROUNDS = {"max_steps": 75, "questions_per_round": 4, "num_generations": 8, "learning_rate": 2e-3, "logging_steps": 5}
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{name: {"mixer": name} for name in MIXERS},
+    **{name: {"mixer": name} for name in ("weights", *MIXER_SHELF)},
     "weights-above": {"mixer": "weights", "keep_rollouts": "above"},
     "weights-either": {"mixer": "weights", "keep_rollouts": "either"},
 }

@@ -66,6 +66,7 @@ _REPLACED = {
     "report": "leret view RUN --report",
     "rewards": "leret recipes list",
     "runs": "leret compare DIR",
+    "score": "python -m leret.extras.score FILE",
     "store merge": "leret sample RECIPE --run RUN --merge SHARD",
     "trial": "leret sample RECIPE --trial",
     "--engine": "--workers N",
@@ -168,7 +169,6 @@ for panel, name, function, example in (
     (_LOOP, "view", view.view, "runs/mine"),
     (_LOOP, "compare", view.compare, "runs/seed-0 runs/seed-1 runs/seed-2"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
-    (_DATA, "score", rewards.score, "answers.jsonl --references q.jsonl --measures f1,bleu,rougeL"),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
 ):
     app.command(name, rich_help_panel=panel, epilog=f"Example: leret {name} {example}")(function)

@@ -388,13 +388,15 @@ def _held_out(report: DataReport, questions: str) -> str:
 @app.command("list", epilog="Example: leret recipes list")
 def list_recipes() -> None:
     """List the shipped recipes and programs with their purposes, and the rewards that a recipe can name."""
-    from leret.rewards import REWARDS, settings_of
+    from leret.config.sampling import REWARD_SHELF
+    from leret.rewards import REWARDS, Part, settings_of
 
+    names = [*REWARDS, *REWARD_SHELF]
     purposes = {name: bundled.purpose(name) for name in bundled.names()}
-    console.facts({**purposes, "rewards": list(REWARDS)}, purposes)
+    console.facts({**purposes, "rewards": names}, purposes)
     rows = []
-    for name, function in REWARDS.items():
-        settings = settings_of(function)
+    for name in names:
+        settings = settings_of(Part(name, name).loaded)
         label = f"{name}, {name}@k" if "k" in settings else name
         rows.append((label, ", ".join(setting for setting in settings if setting != "k")))
     console.table(("reward (or FILE.py:function)", "settings"), rows)

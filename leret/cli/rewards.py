@@ -1,9 +1,8 @@
-"""``leret rescore`` and ``leret score``: rewards and pairs of stored samples, and scores of answers."""
+"""``leret rescore``: rewards and pairs of stored samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -69,59 +68,6 @@ def _rebuild_pairs(run: Run, pairing: Mapping[str, Any]) -> None:
     report = build_preferences(run, **pair_settings(run, pairing))
     console.done(f"{report.pairs:,} pairs saved to {report.path}")
     console.facts(report)
-
-
-def score(
-    answers: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="Answers: JSON lines, CSV, Parquet, or text lines."),
-    ],
-    references: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="References, by id or in the same order.", show_default="FILE"
-        ),
-    ] = None,
-    measures: Annotated[
-        str,
-        typer.Option(
-            help="Names, comma-separated, or a YAML list: [f1, {similarity: {model: NAME}}]."
-        ),
-    ] = "f1",
-    field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column with the answers.")
-    ] = None,
-) -> None:
-    """Score the answers in a file against references, with 95 % intervals."""
-    from leret.config.evaluation import EvalRecipe
-    from leret.config.load import flag_settings
-    from leret.core.yaml import parse
-    from leret.evaluation.score import score as stage
-
-    listed = measures.lstrip()[:1] in {"[", "{"}
-    names = (
-        parse(measures, "--measures").value
-        if listed
-        else [name.strip() for name in measures.split(",")]
-    )
-    settings = flag_settings(EvalRecipe, {"measures": names}, {"measures": "--measures"})
-    report = stage(answers, references or answers, settings, field)
-    rows = []
-    for name, value in report.measures.items():
-        low, high = report.intervals[name]
-        rows.append(
-            (
-                name,
-                "-" if value is None else f"{value:.4f}",
-                "-" if low is None else f"[{low:.4f}, {high:.4f}]",
-            )
-        )
-    title = f"{report.n_answers:,} answers in {answers}"
-    console.table(("measure", "value", "95 % interval"), rows, title, values=report)
-    if report.n_failed:
-        console.say(f"{report.n_failed:,} answers are null and not scored")
-    if report.n_without_reference:
-        console.say(f"{report.n_without_reference:,} answers have no reference and are not scored")
 
 
 def _spec(text: str) -> str | RewardSettings:

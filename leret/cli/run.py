@@ -40,11 +40,17 @@ def train(
     ] = None,
 ) -> None:
     """Train a policy on a run's samples (sft, dpo, ipo, kto) or on new samples (grpo, rloo, ppo)."""
-    from leret.config.load import load_recipe
+    from leret.config.load import flag_settings, load_recipe
+    from leret.core.classes import is_path
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
 
-    settings = load_recipe(recipe, TrainingRecipe, overrides or ())
+    if is_path(recipe):
+        settings = flag_settings(
+            TrainingRecipe, {"algorithm": recipe}, {"algorithm": "RECIPE"}, overrides or ()
+        )
+    else:
+        settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
     from leret.training import stage  # slow to import, so check the recipe first
@@ -71,7 +77,7 @@ def train(
         else:
             console.done(f"trained {report.path}")
         console.facts(report)
-        if settings.folder == "policies":
+        if settings.folder == "policies" and not is_path(recipe):
             console.next_command("eval", recipe, run)
 
 

@@ -205,18 +205,19 @@ def _trainer_rows(
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
     """Return the rows of a form for trainers, and the types of their columns."""
     from leret.sampling.store.export import message_column
-    from leret.training.algorithms import kto, sft
     from leret.training.data import RunSamples, completion_rows
-    from leret.training.online.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+    from leret.training.rounds.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+    from leret.training.stored import kto, sft
 
     if form == "rl":
         return rl_rows(run, tokenizer), RL_COLUMNS
     if form == "retriever":
         from leret.rollouts.environment import Environment
-        from leret.training.algorithms.retriever_kl import ROW_COLUMNS, retriever_rows
+        from leret.training.algorithms import TrainingRecipe
 
+        algorithm = TrainingRecipe.find("retriever-kl")
         with Environment.open(run) as environment:
-            return iter(list(retriever_rows(run, environment))), ROW_COLUMNS
+            return iter(list(algorithm.rows(run, environment))), algorithm.row_columns
     if form == "grpo":
         rows = grpo_rows(run)
         columns = GRPO_COLUMNS

@@ -87,6 +87,21 @@ class BankSettings(Settings):
 
 _FUNCTION = RecipePath("reward file", "name it as FILE.py:function", member=True, only=".py")
 
+REWARD_SHELF = {"answer_likelihood": "leret.extras.answer_likelihood:answer_likelihood"}
+"""Short names of the rewards in leret/extras/, with their paths."""
+
+WEIGHTS = "weights"
+"""Name of the default mixer, the weighted sum."""
+
+MIXER_SHELF = {
+    "uniform": "leret.extras.mixers:uniform",
+    "std": "leret.extras.mixers:std",
+    "pca": "leret.extras.mixers:pca",
+    "l2": "leret.extras.mixers:l2",
+    "normalize_then_sum": "leret.extras.mixers:normalize_then_sum",
+}
+"""Short names of the mixers in leret/extras/, with their paths."""
+
 
 class PartSettings(Settings):
     """A reward part. Keys not listed here are arguments of its function (``s`` for length, ``field`` for f1)."""
@@ -126,8 +141,9 @@ class RewardSettings(Settings):
     parts: dict[str, PartSettings] = Field(
         min_length=1, description="parts by name, each with a weight or settings"
     )
-    mixer: str = Field(
-        "weights", description="weights, uniform, std, pca, l2 or normalize_then_sum"
+    mixer: Annotated[str, _FUNCTION] = Field(
+        WEIGHTS,
+        description="weights, uniform, std, pca, l2, normalize_then_sum or FILE.py:function",
     )
     unparsed_reward: Annotated[float | None, Free()] = Field(
         None, description="reward of completions that do not parse; None: drop these completions"

@@ -169,7 +169,10 @@ def headline(summary: Mapping[str, Any]) -> str | None:
 
 
 def _values_without_gold(summary: Mapping[str, Any], measure: str) -> dict[str, float]:
-    """Return a measure after the last hop, for the systems that do not use the gold documents."""
+    """Return a measure after the last hop, for the systems that do not use the gold documents.
+
+    Rows of earlier versions with ``best_of`` used them.
+    """
     values = {}
     for row in summary["rows"]:
         method = row["system"].partition("@")[0]
@@ -184,15 +187,6 @@ def _is_significant(summary: Mapping[str, Any], measure: str, system: str, rival
         if pair["measure"] == measure and {pair["a"], pair["b"]} == {system, rival}:
             return pair["p_holm"] is not None and pair["p_holm"] < LEVEL
     return False
-
-
-def _without_gold(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows of systems that do not use the gold documents."""
-    return [
-        r
-        for r in summary["rows"]
-        if r["system"].partition("@")[0] != ORACLE and not r.get("best_of")
-    ]
 
 
 def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
@@ -296,13 +290,8 @@ def score_table(
     questions: Sequence[Task],
     n_hops: int,
     measures: Sequence[str],
-    *,
-    best: bool = False,
 ) -> Scores:
-    """Arrange rows of a system (in any order) by question, hop and measure: the mean over runs.
-
-    ``best`` takes the best run, for the rows with ``best_of`` in results of earlier versions.
-    """
+    """Arrange rows of a system (in any order) by question, hop and measure: the mean over runs."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.hop):
         # an unparsed run ends with one more row: its last ranking, and the value of the answer
@@ -316,11 +305,10 @@ def score_table(
         if any(row.unparsed for row in run.values()):
             unparsed.add(question_id)
         tables[question_id].append(_run_table(run, n_hops, measures))
-    average = np.max if best else np.mean
     values = np.full((len(questions), n_hops, len(measures)), np.nan)
     for i, question in enumerate(questions):
         if question.id in tables:
-            values[i] = average(tables[question.id], axis=0)
+            values[i] = np.mean(tables[question.id], axis=0)
     return Scores(values, n_failed=len(questions) - len(tables), n_unparsed=len(unparsed))
 
 
@@ -465,7 +453,6 @@ def _row(
         "unparsed": scores.n_unparsed,
         "seconds": round(results.seconds, 3),
         "lm_calls": results.lm_calls,
-        "best_of": None,  # only results of earlier versions have a number
         "cost": results.cost(max(1, n_runs)),
         "hops": hops,
         "by_type": by_type,

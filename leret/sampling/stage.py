@@ -265,6 +265,8 @@ def open_recipe(
         digests["questions"] = questions_digest(questions)
         if environment.reward_digest is not None:
             digests["reward"] = environment.reward_digest
+        if environment.reader_digest is not None:
+            digests["reader"] = environment.reader_digest
         progress.finish()
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if environment.skipped:

@@ -23,7 +23,7 @@ from tests.cli.test_app import ROOT
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import leret, read_lines, refused, succeeds, write_world
 from tests.http.servers import serving
-from tests.training.online.test_served import Vllm
+from tests.training.rounds.test_served import Vllm
 
 DATA = ["--set", "data.kind=jsonl", "--set", "data.questions=questions.jsonl", "--set", "data.corpus=corpus.jsonl"]
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]

@@ -37,13 +37,3 @@ def test_the_rewards_are_computed_again_only_if_their_function_has_changed(tmp_p
     own.write_text("def score(outcome):\n    return len(outcome.text) / 10\n")
     assert "rewards changed" in succeeds("rescore", *run, "--strategy", "best-worst")
     assert json.loads(succeeds("rescore", *run, "--json"))["strategy"] == "best-worst"
-
-
-def test_two_files_of_texts_are_scored(tmp_path):
-    (tmp_path / "a.txt").write_text("red cat\n\n")
-    (tmp_path / "r.txt").write_text("red dog\nx\n")
-    files = (tmp_path / "a.txt", "--references", tmp_path / "r.txt")
-    assert "0.2500" in succeeds("score", *files, "--measures", "f1, em")
-    report = json.loads(succeeds("score", *files, "--json"))
-    assert (report["measures"], report["n_answers"]) == ({"f1": 0.25}, 2)
-    assert "--measures: unknown measure 'bluh'" in refused("score", *files, "--measures", "bluh")

@@ -10,7 +10,7 @@ from dspy.utils.callback import BaseCallback
 import leret
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
-from leret.optimize import teleprompter
+from leret.optimize import student, teleprompter
 from leret.policies.base import Completion
 from leret.programs.search import search_tool
 from tests.optimize.fakes import TRAIN, VAL, Answering, Words, Writer, example, fake_lm, leret_of, recall, student_of
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("world")
 @pytest.fixture
 def heard(caplog):
     dspy.enable_logging()
-    log = teleprompter.logger
+    log = student.logger
     log.addHandler(caplog.handler)
     caplog.set_level("INFO", logger=log.name)
     yield lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
@@ -202,7 +202,7 @@ def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(training
 
 def test_leret_is_a_direct_subclass_of_teleprompter():
     assert leret.LeReT in dspy.teleprompt.Teleprompter.__subclasses__()
-    assert leret.LeReT in teleprompter.stock.FinetuneTeleprompter.__subclasses__()
+    assert leret.LeReT in teleprompter.FinetuneTeleprompter.__subclasses__()
 
 
 def test_after_a_crash_compile_goes_on(tmp_path, trainings):

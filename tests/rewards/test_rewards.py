@@ -4,10 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from leret.config.sampling import RewardSettings
+from leret.core.classes import source_digest
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import faults, scoring
-from leret.rewards.functions import source_digest
 
 
 def outcome(n_found=0, n_gold=20, **values):
@@ -91,7 +91,6 @@ def test_parts_have_short_forms_and_settings():
         (spec({"ap": {"s": 1}}), ["ap: got an unexpected keyword argument 's'; available settings: k"]),
         (spec({"ap": 1, "similarity": 1}), ["missing a required argument: 'model'"]),
         (spec({"ap": 1}, mixer="mean"), ["mixer: unknown mixer 'mean'; available: weights, uniform"]),
-        (spec({"ap": 1, "format": 2}, mixer="uniform"), ["mixer: uniform"]),
         (spec({"x": 1, "y": 1}), ["parts.x", "parts.y"]),
         (spec({"ap": 1, "f1": {"factor": True, "weight": 2}}), ["parts.f1: a factor has no weight"]),
         (spec({"f1": {"factor": True}}), ["parts: all parts are factors"]),

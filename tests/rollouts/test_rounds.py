@@ -17,7 +17,7 @@ from leret.rollouts.environment import Environment, training_tasks
 from leret.rollouts.rounds import Round, RoundPolicy, RoundSampler, round_of
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store, stored_paths
-from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.rounds.grpo import GRPORecipe
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import changed
 

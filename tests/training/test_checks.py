@@ -19,10 +19,10 @@ from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.base import check_loss
-from leret.training.algorithms.preference import IPORecipe, collate_pairs, examples, preference_rows
 from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExample, check_parity
 from leret.training.model import find_initial, load_for_training
+from leret.training.stored.preference import IPORecipe, collate_pairs, examples, preference_rows
+from leret.training.stored.trainer import check_loss
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
 

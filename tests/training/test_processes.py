@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 
 from leret.core.errors import TrainingError
 from leret.policies.serving.launch import free_port
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.ppo import PPORecipe
-from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.processes import refuse_processes, share
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.rounds.ppo import PPORecipe
+from leret.training.rounds.rloo import RLOORecipe
 from leret.training.stage import train
-from tests.training.online import conftest
+from tests.training.rounds import conftest
 from tests.training.training_runs import ONLINE, changed
 
 run = conftest.run
@@ -113,7 +113,7 @@ def test_the_processes_share_the_completions(monkeypatch):
 
 
 def test_pickers_and_sharded_models_are_refused(run, monkeypatch):
-    from leret.training.algorithms.pqn import PQNRecipe
+    from leret.training.picks.pqn import PQNRecipe
 
     with pytest.raises(TrainingError, match="pqn trains a picker in one process; remove --launch"):
         refuse_processes(PQNRecipe())

@@ -206,12 +206,13 @@ def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> di
     directory = run.eval / (summary.get("name") or "")
     scores: dict[str, _Scores] = {}
     for row in summary["rows"]:
+        if row.get("best_of"):  # of an earlier version, chosen by the gold documents
+            continue
         system = row["system"]
         hops = read_rows(directory / system / "per_question.parquet")
         names = dict.fromkeys(hop.question_id for hop in hops)
         tasks = [Task(name, {}) for name in names]
-        best = bool(row.get("best_of"))
-        table = score_table(hops, tasks, summary["n_hops"], measures, best=best)
+        table = score_table(hops, tasks, summary["n_hops"], measures)
         scores[system] = {}
         for task, values in zip(tasks, table.values[:, -1], strict=True):
             scores[system][corpus, task.id] = values

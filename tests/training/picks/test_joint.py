@@ -1,0 +1,93 @@
+import pytest
+
+import leret
+from leret.config.evaluation import EvalRecipe
+from leret.config.load import load_recipe
+from leret.config.training import TrainingRecipe
+from leret.core.bundled import ROOT
+from leret.core.errors import ConfigError, TrainingError
+from leret.evaluation.stage import evaluate
+from leret.sampling.stage import sample
+from leret.training.picks.joint import JointRecipe
+from leret.training.picks.pick import PickRecipe
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.stage import estimate, train
+from tests.training.training_runs import changed, job_in, record
+
+JOINT = JointRecipe(
+    questions_per_round=4, max_steps=4, logging_steps=1, save_steps=1, device="cpu",
+    picker={"num_generations": 3, "learning_rate": 1e-2, "temperature": 1.0},
+    writer={"num_generations": 2, "learning_rate": 1e-3},
+)  # fmt: skip
+
+
+def test_shared_keys_reach_both_actors_and_sections_keep_theirs():
+    recipe = changed(JOINT, seed=7, max_steps=None, num_train_epochs=2)
+    picker, writer = recipe.actor("picker", 40), recipe.actor("writer", 40)
+    assert (picker.seed, writer.seed, picker.questions_per_round) == (7, 7, 4)
+    assert (picker.learning_rate, writer.learning_rate, writer.num_generations) == (1e-2, 1e-3, 2)
+    assert picker.n_steps(40) == writer.n_steps(40) == recipe.n_rounds(40) == 20
+    twice = changed(recipe, picker={**recipe.picker.model_dump(), "num_iterations": 2})
+    assert (twice.actor("picker", 40).n_steps(40), twice.n_steps(40)) == (40, 20)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"learning_rate": 1e-3}, "learning_rate is a key of each actor; set picker.learning_rate or writer"),
+        ({"picker": {"limit": 3}}, "picker.limit applies to both actors"),
+        ({"writer": {"seed": 3}}, "writer.seed applies to both actors"),
+        ({"picker": {"top_p": 0.9}}, "picker.top_p"),
+        ({"writer": {"engine": "trl", "states": "stored"}}, "writer.states applies to both|writer.engine"),
+        ({"credit": "step"}, "remove groups, states, credit"),
+        ({"picker": {"num_generations": 1}, "writer": {"num_generations": 1}}, "nothing to compare"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_refused(keys, says):
+    with pytest.raises(ValueError, match=says):
+        JointRecipe(**keys)
+
+
+def test_an_unknown_key_of_a_section_is_named_with_its_place(tmp_path):
+    path = tmp_path / "joint.yaml"
+    path.write_text("algorithm: joint\npicker:\n  num_generation: 4\n")
+    with pytest.raises(ConfigError, match=r"joint.yaml:3: picker.*num_generation.*num_generations"):
+        load_recipe(path, TrainingRecipe)
+
+
+def test_the_shipped_recipe_has_the_defaults():
+    shipped = load_recipe(ROOT / "training/joint.yaml", TrainingRecipe)
+    assert shipped == JointRecipe(name="joint")
+
+
+def test_predictors_are_split_between_the_actors(dialogue_run):
+    recipe = job_in(JOINT, dialogue_run).recipe
+    assert (recipe.picker.predictors, recipe.writer.predictors) == (("pick",), ("reply",))
+    assert recipe.predictors == ("pick", "reply")
+    section = dialogue_run.section("sampling", "")
+    dialogue_run.update(sampling={**section, "policies": {"pick": {"kind": "local", "model": "demo"}}})
+    with pytest.raises(TrainingError, match=r"joint trains .* but no predictor"):
+        job_in(JOINT, dialogue_run)
+
+
+def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tmp_path):
+    sample(job_in(JOINT, dialogue_run).environment.recipe, run := dialogue_run)
+    recipe = changed(JOINT, max_steps=2, eval_steps=2, eval_split="train", eval_tasks=2, metric_for_best_model="f1")
+    report = train(recipe, run)
+    assert record(report)["best_step"] == 2
+    assert record(report)["parent"] == "base"
+    assert {path.name for path in report.path.iterdir() if path.is_dir()} == {"picker", "writer"}
+    assert train(recipe, run).already
+    evaluated = evaluate(EvalRecipe(systems=("base", "joint"), measures=("f1", "recall"), resamples=20), run)
+    assert [row["system"] for row in evaluated.summary["rows"]] == ["base", "joint"]
+    program = leret.load(run.program)
+    assert program.program.pick.actor.settings.model == str((report.path / "picker").resolve())
+    task = next(iter(job_in(JOINT, run).environment.tasks("test")))
+    assert program(**task.inputs).reply
+    for kind, actor in ((PickRecipe, "picker"), (GRPORecipe, "writer")):
+        initial = job_in(kind(name="next", init_from="joint", limit=4), run).initial
+        assert (initial.directory, initial.total_steps) == (run.policies / "joint" / actor, 2)
+    actors = {a: {**getattr(JOINT, a).model_dump(), "init_from": "joint"} for a in ("picker", "writer")}
+    again = changed(JOINT, name="more", **actors)
+    assert estimate(again, run).steps == 4
+    assert job_in(again, run).initial.actors["picker"].directory == run.policies / "joint" / "picker"
