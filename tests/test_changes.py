@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import leret
-from leret.cli.rewards import rescore as rescore_command
+from leret.cli.sample import rescore as rescore_command
 from leret.config.training import LoraSettings
 from leret.core.errors import LeretError
 from leret.core.runs import Run

@@ -18,7 +18,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, index, rewards, run, sample, search, serve, view
+from leret.cli import data, demo, index, run, sample, search, serve, view
 from leret.cli.console import as_json, complain
 from leret.core.errors import ConfigError, LeretError, MissingDependency, was_interrupted
 from leret.core.memory import tune_malloc
@@ -59,6 +59,7 @@ _LOUD = (
 
 
 _REPLACED = {
+    "data fetch": "python -m leret.extras.fetch LIST --out DIR",
     "eval-retriever": "leret search INDEX --questions FILE",
     "index info": "leret index check INDEX",
     "pairs": "leret rescore --run RUN",
@@ -162,7 +163,7 @@ for panel, name, function, example in (
     (_START, "demo", demo.demo, "--run runs/demo"),
     (_START, "init", demo.init, "--questions questions.jsonl --corpus corpus.jsonl"),
     (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
-    (_LOOP, "rescore", rewards.rescore, "--run runs/mine --reward recall@5"),
+    (_LOOP, "rescore", sample.rescore, "--run runs/mine --reward recall@5"),
     (_LOOP, "train", run.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
     (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),

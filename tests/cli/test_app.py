@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_help_ends_with_an_example_that_can_be_typed(command):
 
 
 def test_the_commands_and_their_options_stay_few():
-    assert surface() == {"commands": 24, "options": 106, "arguments": 19}
+    assert surface() == {"commands": 22, "options": 98, "arguments": 17}
 
 
 def test_every_replacement_of_a_command_exists():
@@ -48,6 +49,9 @@ def test_every_replacement_of_a_command_exists():
         if before.startswith("--"):
             continue
         assert before not in found
+        if replacement.startswith("python -m "):
+            assert find_spec(replacement.split()[2]), replacement
+            continue
         assert any(
             replacement.startswith(f"leret {command} ") or replacement == f"leret {command}" for command in found
         )
@@ -58,7 +62,7 @@ def test_every_replacement_of_a_command_exists():
 def test_json_is_one_object_alone(tmp_path):
     listed = json.loads(leret("recipes", "list", "--json")[1])
     assert listed["training/demo-sft.yaml"].startswith("SFT of the demo")
-    assert listed["rewards"] == list(REWARDS)
+    assert set(REWARDS) <= set(listed["rewards"])
     assert json.loads(leret("--json", "recipes", "show", "demo-sft")[1])["text"].startswith("# Purpose:")
     code, out = leret("run", "demo", "demo-sft", "demo", "--run", tmp_path / "r", "--dry-run", "--json")
     assert (code, list(json.loads(out).values())[1]) == (0, "round 1: train sft (sft) from base")

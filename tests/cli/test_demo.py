@@ -231,7 +231,7 @@ def test_init_measures_the_raw_question_as_eval_does(folder, flags):
 
 @pytest.mark.parametrize(
     ("shift", "limit", "says"),
-    [(0, 40, "That is strong"), (20, 40, "None of the gold documents"), (0, 39, "leret eval-retriever")],
+    [(0, 40, "That is strong"), (20, 40, "None of the gold documents"), (0, 39, "leret search DIR --questions FILE")],
 )
 def test_init_says_how_strong_the_raw_question_is(folder, monkeypatch, shift, limit, says):
     monkeypatch.setattr("leret.cli.demo._RAW_DOCUMENTS", limit)

@@ -154,7 +154,7 @@ def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
 
 
 def test_what_was_not_sent_is_refused(original, encoder):
-    with pytest.raises(TrainingError, match=r"differs from the sampled prompt(.|\n)*please(.|\n)*leret pairs"):
+    with pytest.raises(TrainingError, match=r"differs from the sampled prompt(.|\n)*please(.|\n)*leret rescore"):
         check(original, encoder, said=" please")
 
 

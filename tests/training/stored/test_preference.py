@@ -102,7 +102,7 @@ def test_ipo_and_dpo_of_two_pairs_by_hand():
 def test_preferences_that_cannot_be_read_are_named(run, damage, says):
     assert len(examples(IPORecipe(), RunSamples(run))) == 48
     damage(run.preferences / "train.parquet")
-    with pytest.raises(TrainingError, match=f"{says}.*leret pairs"):
+    with pytest.raises(TrainingError, match=f"{says}.*leret rescore"):
         examples(IPORecipe(), RunSamples(run))
 
 
