@@ -32,8 +32,8 @@ from leret.training.stage import train
 ROUNDS = {"max_steps": 75, "questions_per_round": 4, "num_generations": 8, "learning_rate": 2e-3, "logging_steps": 5}
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"mixer": name} for name in MIXERS},
-    "weights-above": {"mixer": "weights", "keep_rollouts": "above"},
-    "weights-either": {"mixer": "weights", "keep_rollouts": "either"},
+    "weights-above": {"mixer": "weights", "engine": "keep-rollouts", "keep_rollouts": "above"},
+    "weights-either": {"mixer": "weights", "engine": "keep-rollouts", "keep_rollouts": "either"},
 }
 BREVITY = f"{__file__}:brevity"
 

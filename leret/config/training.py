@@ -328,10 +328,6 @@ class WritingRecipe(PolicyGradientRecipe):
     entropy_coef: float = Field(
         0.0, description="weight of the token entropy, subtracted from the loss"
     )
-    keep_rollouts: Literal["above", "below", "either"] | None = Field(
-        None,
-        description="use only completions with all reward parts above (below) their group mean",
-    )
     served: bool = Field(
         False,
         description="sample on the run's servers (kind openai, vLLM), which load the adapter before each round",

@@ -1,4 +1,4 @@
-"""Advantage estimators for completions, and the rollout filter.
+"""Advantage estimators for completions.
 
 ``groups`` (n,) is the index of each completion's state, from 0. Group members need not be adjacent,
 and group sizes may differ. `leret.training.rounds.losses` describes the shapes of tensors over
@@ -157,30 +157,6 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
     distance = (values - mean) * mask
     variance = (distance**2).sum() / (n - 1).clamp(min=1)
     return distance * torch.rsqrt(variance + 1e-8)
-
-
-def same_side_of_mean(
-    parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]
-) -> Tensor:
-    """Return True for each completion with all parts (n, n_parts) on ``side`` of the group mean.
-
-    ``either``: all above or all below. A part identical within the group, or NaN (inapplicable),
-        counts as both.
-    """
-    # In float32, identical parts differ from their mean by more than `close`.
-    parts = parts.double()
-    applicable = (~parts.isnan()).to(parts)
-    values = parts.nan_to_num()
-    means = group_means(values, groups) / group_means(applicable, groups)
-    distance = (parts - means).nan_to_num()
-    close = 1e-9 * (1 + values.abs())
-    above = (distance >= -close).all(1)
-    below = (distance <= close).all(1)
-    if side == "above":
-        return above
-    if side == "below":
-        return below
-    return above | below
 
 
 def group_statistics(rewards: Tensor, groups: Tensor) -> dict[str, float]:

@@ -30,7 +30,6 @@ from leret.training.rounds.advantages import (
     Comparison,
     group_statistics,
     mini_batches,
-    same_side_of_mean,
 )
 from leret.training.rounds.learner import Objective
 from leret.training.rounds.losses import KL, KLController, importance_weights
@@ -113,14 +112,6 @@ class WriterLearner:
             logps, _ = self.update.evaluate(batch, reference=True)
             batch = replace(batch, reference=logps)
         batch = self._weighted(self.objective.advantages(recipe, sampled, batch, beta))
-        if recipe.keep_rollouts is not None:
-            parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
-            compare = Comparison.of(sampled)
-            chosen = compare.apply(same_side_of_mean, parts, recipe.keep_rollouts)
-            chosen = chosen.to(self.update.device)
-            if not chosen.any():
-                return self._log_figures(sampled, batch, beta, ())
-            batch = batch.rows(chosen.nonzero()[:, 0])
         return self._log_figures(sampled, batch, beta, self._steps(batch, beta, number))
 
     def _steps(self, batch: RolloutBatch, beta: float, number: int) -> list[dict[str, float]]:

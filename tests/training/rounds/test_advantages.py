@@ -10,7 +10,6 @@ from leret.training.rounds.advantages import (
     group_relative,
     group_statistics,
     leave_one_out,
-    same_side_of_mean,
 )
 
 
@@ -92,19 +91,6 @@ def test_equal_float32_rewards_have_no_spread(n, value):
     rewards, groups = torch.full((n,), value), torch.zeros(n).long()
     equal = {"reward": value, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
     assert group_statistics(rewards, groups) == pytest.approx(equal)
-    parts = torch.stack([rewards, torch.arange(n).float()], 1)
-    expected = torch.arange(n) >= (n - 1) / 2
-    assert same_side_of_mean(parts, groups, "above").equal(expected), "a part without spread is on both sides"
-
-
-def test_a_rollout_is_kept_where_all_parts_agree():
-    parts = torch.tensor([[1.0, 1.0, 5.0], [0.0, 0.0, 5.0], [1.0, 0.0, 5.0], [7.0, 8.0, 9.0]])
-    groups = torch.tensor([0, 0, 0, 1])
-    assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, False, True]
-    assert same_side_of_mean(parts, groups, "below").tolist() == [False, True, False, True]
-    assert same_side_of_mean(parts, groups, "either").tolist() == [True, True, False, True]
-    parts[:2, 1], parts[3, 0] = torch.nan, torch.nan  # does not apply to two of a group, to one alone
-    assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, True, True]
 
 
 ROLLOUTS = torch.tensor([0, 1, 2, 2, 1, 2])  # of lengths 1, 2 and 3; rows are ordered by state

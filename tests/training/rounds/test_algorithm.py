@@ -13,7 +13,7 @@ from tests.sampling.fakes import ROOT
 def test_an_engine_has_its_own_recipe_of_an_algorithm():
     shipped = load_recipe(str(ROOT / "training" / "grpo-trl.yaml"), TrainingRecipe, ())
     assert (type(shipped), shipped.progress_unit) == (GRPOWithTRL, "step")
-    assert "keep_rollouts" not in type(shipped).model_fields
+    assert "served" not in type(shipped).model_fields
     assert "use_vllm" not in GRPORecipe.model_fields
     rloo = TrainingRecipe.model_validate({"algorithm": "rloo", "engine": "trl", "gradient_accumulation_steps": 2})
     assert (type(rloo), algorithm_of(rloo)) == (RLOOWithTRL, ENGINE["rloo"])
