@@ -9,11 +9,12 @@ from leret.rollouts.rounds import RoundSampler
 from leret.training.algorithms import TrainingRecipe, algorithm_of
 from leret.training.job import TrainingJob
 from leret.training.model import find_initial
+from tests.training.rounds.conftest import run  # noqa: F401
 from tests.training.training_runs import ONLINE
 
 
 @pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
-def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
+def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):  # noqa: F811
     recipe = KeepGRPO(**ONLINE | {"num_generations": 2}, max_steps=4)
     with Environment.open(run) as environment:
         job = TrainingJob(recipe, find_initial(run, "base"), [None] * 12, None, {}, environment=environment)

@@ -114,7 +114,7 @@ class StoredAlgorithm:
         if job.run is not None:
             same = has_sampled_tokenizer(job.run, job.initial, recipe.predictors)
         encoded = encoder.encode(examples, same_tokenizer=same)
-        check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
+        check_parity(job.run, job.initial, examples, encoder, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]
         if not fitting:
