@@ -90,7 +90,7 @@ CASES = {
 OUTPUTS = (
     "init --questions questions.jsonl --corpus corpus.jsonl --out", "view R --static", "merge model --out",
     "index build --kind bm25 --corpus corpus.jsonl --out", "recipes copy sampling/demo", "demo --run",
-    "eval-retriever nix --questions questions.jsonl --out", "data fetch questions.jsonl --out",
+    "eval-retriever nix --questions questions.jsonl --out",
     "data chunk corpus.jsonl --out", "store export --run R --out", "serve policy model --log",
     "data episodes --questions questions.jsonl --corpus corpus.jsonl --out",
 )  # fmt: skip

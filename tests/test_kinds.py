@@ -1,6 +1,7 @@
 """Kinds that recipes name by path: a data reader, a retriever and a policy, from a file and from a package."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -16,7 +17,7 @@ from leret.core.runs import Run
 from leret.retrieval.load import open_index
 from leret.rollouts.environment import Environment
 from tests.first_steps import refused, succeeds
-from tests.sampling.fakes import DOCS, WORDS, content
+from tests.sampling.fakes import DOCS, ROOT, WORDS, content
 
 TOYS = """
 from dataclasses import dataclass
@@ -88,9 +89,9 @@ sampling: {{prompts: 1, samples: 4, reward: {{parts: {{"{0}:short": 1.0}}}}}}
 """
 
 
-def write(folder, named, file):
+def write(folder, named, file, text=TOYS):
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(TOYS)
+    file.write_text(text)
     (folder / "recipe.yaml").write_text(RECIPE.format(named))
     (folder / "corpus.json").write_text(json.dumps([{"word": word, "says": text} for word, text in DOCS.items()]))
     asked = [{"ask": f"find {word}", "need": [word]} for word in WORDS]
@@ -132,6 +133,17 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
     assert "reader: its content has changed" in refused("sample", "recipe.yaml", "--run", "run")
     with Environment(Environment.open(Run.open(tmp_path / "run")).recipe, tmp_path / "cache") as environment:
         assert environment.retriever.digest != manifest.digests["retriever"]
+
+
+def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
+    [text] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "kinds.py", tmp_path / "kinds.py", text)
+    reward = ["--set", "sampling.reward=recall"]
+    succeeds("sample", "recipe.yaml", "--run", "run", *reward, "--set", "policy.words=3")
+    samples = [sample for group in content(Run.open(tmp_path / "run")) for sample in group.samples]
+    assert {len(sample.completion.split()) for sample in samples} == {3}
+    assert any(sample.doc_ids for sample in samples)
 
 
 def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp_path):

@@ -22,7 +22,6 @@ from leret.cli.console import (
     say,
 )
 from leret.core.errors import ConfigError
-from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -35,7 +34,7 @@ _ANSWER_WIDTH = 80  # characters
 _DATA_ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")
 
 app = typer.Typer(
-    help="Inspect data, add candidates to questions, fetch and chunk documents.",
+    help="Inspect data, add candidates to questions, chunk documents.",
     no_args_is_help=True,
 )
 
@@ -85,59 +84,6 @@ def episodes(
     data = _settings(None, form, questions, corpus, ["data.split=all"])
     n = _write_episodes(load(data), out, candidates)
     done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
-
-
-@app.command(
-    "fetch", epilog="Example: leret data fetch questions.jsonl --url-field document_url --out pages"
-)
-def fetch(
-    urls: Annotated[
-        Path,
-        typer.Argument(metavar="LIST", help="JSON lines, CSV, or a file with one URL per line."),
-    ],
-    out: Annotated[
-        Path, console.output_directory("Directory for corpus.jsonl, failures.tsv and the cache.")
-    ],
-    url_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field of LIST with the URL.")
-    ] = None,
-    id_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field with the id; default: the URL.")
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(min=1e-3, help="Maximum requests per second to one site.")
-    ] = 1.0,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds per page, including redirects.")
-    ] = 30.0,
-    max_mb: Annotated[
-        float, typer.Option(min=1e-3, help="Maximum size of a page after decompression.")
-    ] = 10.0,
-    max_redirects: Annotated[
-        int, typer.Option(min=0, help="Maximum number of redirects of a page.")
-    ] = 5,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another host for redirects. Repeatable.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Fetch web pages into a corpus of their main texts. Run the same command again to resume."""
-    from leret.datasets.fetch import FetchSettings, read_list
-    from leret.datasets.fetch import fetch as stage
-
-    max_bytes = round(max_mb * 2**20)
-    hosts = tuple(allow_host or ())
-    settings = FetchSettings(rate, timeout, max_bytes, max_redirects, hosts)
-    with shown() as progress:
-        report = stage(*read_list(urls, url_field, id_field), out, settings, progress)
-    kinds = Counter(kind for _, kind, _ in report.failures)
-    first = {kind: (url, why) for url, kind, why in reversed(report.failures)}
-    rows = [(kind, f"{n:,}", *first[kind]) for kind, n in kinds.most_common()]
-    console.table(("failure", "entries", "first", "reason"), rows, values=report)
-    done(
-        f"{report.n_documents:,} documents in {out}/corpus.jsonl, "
-        f"{kinds.total():,} failures in {out}/failures.tsv"
-    )
 
 
 @app.command(

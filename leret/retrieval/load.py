@@ -46,13 +46,13 @@ class EngineKind:
             - ``view``: a retriever over another kind's index; takes the retrievers that
               ``Class.parts(settings)`` describes, and settings.
             - ``server``: a retriever; takes settings.
-            - ``corpus server``: a retriever; takes settings and a corpus. Its ``check`` method
-                contacts the server.
+            - ``corpus``: a retriever; takes settings, and a corpus unless the settings need none.
+                Its ``check`` method contacts its server, if any.
     """
 
     settings: type[RetrieverSettings]
     target: str | type[Any]
-    role: Literal["index", "composite", "view", "server", "corpus server"]
+    role: Literal["index", "composite", "view", "server", "corpus"]
 
     def load(self) -> Any:
         if not isinstance(self.target, str):
@@ -68,7 +68,7 @@ ENGINES = {
     "colbert": EngineKind(kinds.ColbertSettings, "engines.colbert:ColbertIndex", "index"),
     "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
-    "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus server"),
+    "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus"),
     "none": EngineKind(kinds.NoRetrieverSettings, "base:NoRetriever", "server"),
 }
 """Retriever kinds, by `retriever.kind`."""
@@ -98,7 +98,7 @@ def load_retriever(
     if engine.role == "server":
         server = with_identity(engine.load()(settings), settings.kind)
         return _with_source(settings, server)
-    if engine.role == "corpus server":
+    if engine.role == "corpus":
         remote = engine.load()(settings, corpus)
         remote.check()
         with_identity(remote, settings.kind)

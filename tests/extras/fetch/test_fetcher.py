@@ -14,10 +14,12 @@ from aiohttp import web
 
 from leret.core.errors import DataError
 from leret.core.progress import Progress
-from leret.datasets.fetch import Fetcher, FetchSettings, PageError, fetch, main_text, read_list
-from tests.datasets.site import BOMB, WORDS, Site, html, sites
+from leret.extras.fetch.__main__ import main
+from leret.extras.fetch.corpus import fetch, read_list
+from leret.extras.fetch.fetcher import Fetcher, FetchSettings
 from tests.datasets.writing import json_lines
-from tests.first_steps import read_lines, refused, succeeds
+from tests.extras.fetch.site import BOMB, WORDS, Site, html, sites
+from tests.first_steps import read_lines
 
 pytest.importorskip("trafilatura")
 
@@ -151,9 +153,9 @@ def test_a_killed_fetch_loses_nothing_and_asks_only_for_the_rest(tmp_path):
     site = Site({url: html(f"Page {url}", WORDS) for url in urls} | {"/5": ["wait", html("Page /5", WORDS)]})
     with sites(site) as portal:
         json_lines(tmp_path / "list.jsonl", [{"page": site.url + url, "n": f"d{url[1:]}"} for url in urls])
-        command = "data fetch list.jsonl --url-field page --id-field n --out pages --rate 1000"
+        command = "list.jsonl --url-field page --id-field n --out pages --rate 1000"
         process = subprocess.Popen(
-            [sys.executable, "-m", "leret", *command.split()], cwd=tmp_path, stderr=subprocess.DEVNULL,
+            [sys.executable, "-m", "leret.extras.fetch", *command.split()], cwd=tmp_path, stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.getcwd()},
         )  # fmt: skip
         portal.call(site.reached.wait)
@@ -163,7 +165,7 @@ def test_a_killed_fetch_loses_nothing_and_asks_only_for_the_rest(tmp_path):
         assert not (tmp_path / "pages/corpus.jsonl").exists()
         n_before = len(site.requests)
         with contextlib.chdir(tmp_path):
-            succeeds(*command.split())
+            assert main(command.split()) == 0
     n_pages = sum(request.path != "/robots.txt" for request in site.requests[n_before:])
     assert n_pages == 6 - len(done)
     assert [line["doc_id"] for line in read_lines(tmp_path / "pages/corpus.jsonl")] == [f"d{i}" for i in range(6)]
@@ -243,33 +245,3 @@ def test_other_limits_try_a_page_again_that_failed_for_good(tmp_path):
         assert run(urls, tmp_path, FetchSettings(rate=1e6, max_bytes=9000)).n_requested == 0
         report = run(urls, tmp_path)
     assert (report.n_requested, report.failures) == (1, ())
-
-
-def test_a_list_is_plain_lines_json_lines_or_csv(tmp_path):
-    (tmp_path / "plain").write_text("http://a.org/1\n\nhttps://b.org/2#part\n")
-    assert read_list(tmp_path / "plain", None, None)[0] == {u: u for u in ("http://a.org/1", "https://b.org/2#part")}
-    for name, comma in (("l.csv", ","), ("l.tsv", "\t")):
-        rows = "id,url\nd1,http://a.org/1\nd2,http://a.org/1\nd1,http://a.org/1\n".replace(",", comma)
-        (tmp_path / name).write_text(rows)
-        assert read_list(tmp_path / name, "url", "id") == ({"d1": "http://a.org/1", "d2": "http://a.org/1"}, [])
-    records = [{"id": "d1", "u": "http://a.org/1"}, {"id": "d1", "u": "http://a.org/2"}, {"id": "d2", "u": None},
-               {"id": "d3", "u": "ftp://a.org"}, {"id": "d4", "u": "http://me:secret@a.org"},
-               {"id": "d5", "u": "a.org"}]  # fmt: skip
-    urls, failures = read_list(tmp_path / json_lines(tmp_path / "l.jsonl", records), "u", "id")
-    assert urls == {"d1": "http://a.org/1"}
-    assert [(place.rpartition(":")[2], kind) for place, kind, _ in failures] == [(str(n), "list") for n in range(2, 7)]
-    with pytest.raises(DataError, match="field 'page' is missing"):
-        read_list(tmp_path / "l.jsonl", "page", None)
-    assert "field 'page' is missing" in refused(
-        "data", "fetch", tmp_path / "l.jsonl", "--url-field", "page", "--out", "x"
-    )
-
-
-def test_text_is_decoded_by_the_header_or_the_page():
-    page = "<html><head><meta charset='iso-8859-1'><title>Caf\u00e9</title></head><body><p>" + "Ein Caf\u00e9. " * 30
-    assert main_text(page.encode("latin-1"), "text/html", None)[0] == "Caf\u00e9"
-    assert main_text(page.encode("utf-8"), "text/html", "utf-8")[0] == "Caf\u00e9"
-    for charset in ("no-such-charset", "base64", "undefined", "Punycode"):
-        assert main_text("Caf\u00e9".encode(), "text/plain", charset) == ("", "Caf\u00e9")
-    with pytest.raises(PageError, match="no main text"):
-        main_text(b" ", "text/plain", None)
