@@ -136,7 +136,7 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
 
 
 def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
-    [text] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    text, _ = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "kinds.py", tmp_path / "kinds.py", text)
     reward = ["--set", "sampling.reward=recall"]
