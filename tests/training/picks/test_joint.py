@@ -164,9 +164,9 @@ def test_a_large_beta_holds_the_picker(dialogue_run):
 
 def test_a_killed_training_ends_in_the_same_bits(dialogue_run):
     kill_run(dialogue_run, "tests.training.picks.test_joint", "JOINT", 3)
-    resumed = train(KILLED, dialogue_run)
+    resumed = train(JOINT, dialogue_run)
     assert resumed.resumed_from == 2
-    assert bits(resumed) == bits(train(changed(KILLED, name="straight"), dialogue_run))
+    assert bits(resumed) == bits(train(changed(JOINT, name="straight"), dialogue_run))
 
 
 def test_a_program_without_a_writer_after_the_pick_is_refused(dialogue_run):
