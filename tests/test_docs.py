@@ -54,7 +54,6 @@ NOT_RUN = {
     "leret view": "runs until it is stopped; tests/viewer and tests/cli/test_view.py",
     "leret eval-retriever": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
     "leret train training/retriever-kl.yaml": "needs a dense model; test_retriever_kl.py trains a tiny one",
-    "leret data fetch": "its pages are the reader's; tests/datasets/test_fetch.py runs it",
     "sqlite3": "another program; the query is run below",
 }
 
@@ -77,7 +76,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     copy_recipes(folder)
     write_world(folder)
-    (folder / "pages").mkdir()  # as `leret data fetch` leaves it
+    (folder / "pages").mkdir()  # as `python -m leret.extras.fetch` leaves it
     shutil.copy(folder / "corpus.jsonl", folder / "pages")
     for name in ("minilm", "smollm2"):
         tiny_policy(folder / "policies" / name)
