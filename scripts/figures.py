@@ -86,6 +86,20 @@ def functions(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
                 yield sum(1 for _ in ast.walk(node)), f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
 
 
+def with_whole_recipes(paths: Iterable[Path]) -> Iterator[str]:
+    """Place of every function with a parameter that is a whole recipe, which may read any of its keys."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            types = [ast.unparse(argument.annotation) for argument in arguments if argument.annotation]
+            if any(argument.arg == "recipe" for argument in arguments) or any(
+                name.endswith("Recipe") for text in types for name in text.split(" | ")
+            ):
+                yield f"{path.name}:{node.lineno} {node.name}"
+
+
 EMPTY_WORDS = frozenset({"one", "other", "known", "facts", "entry", "places"})
 """Names that do not say what a thing is."""
 
@@ -246,6 +260,7 @@ def main(details: bool) -> None:
     print(f"tests/ lines                      {sum(lines(path) for path in tests.values()):,}")
     print(f"tests/ files                      {len(tests)}")
     print(f"functions over {LARGE} nodes          {len(long)} of {n_functions} ({len(long) / n_functions:.1%})")
+    print(f"functions that take a whole recipe {len(list(with_whole_recipes(modules.values())))}")
     largest = max(folders().items(), key=lambda item: item[1])
     print(f"entries of the largest folder     {largest[1]} ({largest[0]})")
     print(f"import circles                    {len(circles(graph(modules)))}")

@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import dspy
 import pytest
@@ -213,7 +214,10 @@ def test_every_link_to_a_file_leads_somewhere():
     assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
 
 
-RECIPES = {"Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]}
+TRAINING = list(TrainingRecipe.kinds())
+for path in TrainingRecipe.engines.values():
+    TRAINING += [algorithm.settings for algorithm in resolve_name(path).values()]
+RECIPES = {"Sampling": [SamplingRecipe], "Training": TRAINING, "Evaluation": [EvalRecipe]}
 
 
 @pytest.mark.parametrize("section", RECIPES)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from leret.config.base import Free, KindName, KindSettings, RecipePath, Settings
+from leret.config.base import Free, KindName, KindSettings, Settings
 from leret.config.sampling import RewardKey
 from leret.core.classes import is_path, load_named
 from leret.core.errors import ConfigError
@@ -322,26 +322,11 @@ class PolicyGradientRecipe(RoundRecipe, WriterKeys):
     beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
 
 
-FILTER_SHELF = {
-    "above": "leret.extras.rollout_filters:above",
-    "below": "leret.extras.rollout_filters:below",
-    "either": "leret.extras.rollout_filters:either",
-}
-"""Short names of the filters in leret/extras/, with their paths."""
-
-
 class WritingRecipe(PolicyGradientRecipe):
     """Keys of online algorithms for policies that write text, in leret's loop."""
 
     entropy_coef: float = Field(
         0.0, description="weight of the token entropy, subtracted from the loss"
-    )
-    keep_rollouts: Annotated[
-        str | None,
-        RecipePath("filter file", "name it as FILE.py:function", member=True, only=".py"),
-    ] = Field(
-        None,
-        description="use only completions with all reward parts above (below, either) their group mean",
     )
     served: bool = Field(
         False,
@@ -359,14 +344,6 @@ class WritingRecipe(PolicyGradientRecipe):
     kl_horizon: float = Field(
         10_000, gt=0, description="completions in which beta changes by up to 20 %"
     )
-
-    @field_validator("keep_rollouts")
-    @classmethod
-    def _names_a_filter(cls, name: str | None) -> str | None:
-        if name is not None and name not in FILTER_SHELF and not is_path(name):
-            available = ", ".join(FILTER_SHELF)
-            raise ValueError(f"unknown filter {name!r}; choose {available} or FILE.py:function")
-        return name
 
     @model_validator(mode="after")
     def _has_what_its_keys_need(self) -> Self:

@@ -6,11 +6,11 @@ A class's name is stored in JSON so that another process can rebuild its objects
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -49,7 +49,7 @@ def class_at(path: str, kind: type = object) -> Any:
     """Import a class from ``package.module:Class``; ProgramError if it is missing or not a subclass of ``kind``."""
     module, _, name = path.partition(":")
     try:
-        imported = attrgetter(name)(importlib.import_module(module))
+        imported = attrgetter(name)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         advice = "install its package, or add its folder to PYTHONPATH"
         raise ProgramError(f"{path} cannot be imported here ({error}); {advice}") from error
@@ -96,6 +96,11 @@ def is_path(name: str) -> bool:
     return ":" in name
 
 
+def is_in_file(name: str) -> bool:
+    """Return True if a name has the form ``FILE.py:Name``. Such code runs only if a recipe names it."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
 def load_named(name: str, noun: str, fits: Callable[[Any], bool], key: str = "") -> Any:
     """Run the file or import the module of ``name``, and return the object; changed files run again.
 
@@ -107,10 +112,8 @@ def load_named(name: str, noun: str, fits: Callable[[Any], bool], key: str = "")
         path = source_of(name)
         if path is not None:
             stages.forget_changed(path)
-        if where.endswith(".py"):
-            module = stages.run_file(Path(where), "leret_named_")
-        else:
-            module = importlib.import_module(where)
+        run = stages.run_file
+        module = run(Path(where), "leret_named_") if is_in_file(name) else import_module(where)
     except USER_ERRORS as error:
         advice = f"fix it, or name the {noun} as FILE.py:NAME or package.module:NAME"
         raise ConfigError(f"{place}{where} cannot be loaded: {raised(error)}; {advice}") from error
@@ -136,7 +139,7 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
 def source_of(name: str) -> Path | None:
     """Return the file of a name's module without running the module; None if there is no file."""
     where = name.rpartition(":")[0]
-    if where.endswith(".py"):
+    if is_in_file(name):
         return Path(where)
     try:
         spec = importlib.util.find_spec(where)

@@ -230,9 +230,7 @@ class RetrieverAlgorithm:
         total = int(training_record(directory).get("total_steps", 0))
         return InitialPolicy(recipe.init_from, directory, model_digest(directory), total)
 
-    def inputs(
-        self, recipe: Any, run: Run, environment: Environment | None
-    ) -> list[TrainingExample]:
+    def inputs(self, recipe: Any, run: Run) -> list[TrainingExample]:
         directory = self.find_initial(run, recipe).directory
         kind = ColbertSettings if is_multi_vector(directory) else DenseSettings
         models = _models_of(sampling_recipe_of(run).retriever)

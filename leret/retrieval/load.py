@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from leret.config import retriever as kinds
 from leret.config.base import RecipePath, mark_of, portable
 from leret.config.retriever import RemoteSettings, RetrieverSettings
-from leret.core.classes import with_identity
+from leret.core.classes import is_in_file, with_identity
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import Progress
 from leret.core.stages import completed, input_stamps, mark_completed, stage_key
@@ -241,6 +241,11 @@ def open_index(path: str | Path) -> Retriever:
     """
     directory = Path(path)
     manifest = read_manifest(directory)
+    if is_in_file(manifest.engine):
+        raise RetrievalError(
+            f"{directory} was built with the code {manifest.engine}, which runs only if a recipe "
+            "names it; install it as a package, and build the index with package.module:NAME"
+        )
     role = _role(manifest)
     try:
         if role == "index":

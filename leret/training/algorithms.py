@@ -6,12 +6,13 @@ by path (``algorithm: FILE.py:NAME``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leret.config.training import TrainingRecipe
 from leret.core.runs import Run
+from leret.training.model import InitialPolicy
 from leret.training.picks.joint import JOINT
 from leret.training.picks.pick import PICK
 from leret.training.picks.pqn import PQN
@@ -23,7 +24,6 @@ from leret.training.stored.preference import DPO, IPO
 from leret.training.stored.sft import SFT
 
 if TYPE_CHECKING:
-    from leret.rollouts.environment import Environment
     from leret.training.driver import Engine
     from leret.training.job import TrainingJob
 
@@ -33,7 +33,7 @@ class Algorithm(Protocol):
 
     Attributes:
         settings: recipe class.
-        is_online: True if the inputs are tasks, False if they are examples.
+        is_online: True if it trains on the run's tasks, False if it has a method ``inputs``.
         describe: describes a recipe and cites its source, for the model card.
         find_initial: finds the policy at the start of training.
     """
@@ -43,11 +43,9 @@ class Algorithm(Protocol):
     @property
     def is_online(self) -> bool: ...
     @property
-    def describe(self) -> Any: ...
+    def describe(self) -> Callable[[Any], str]: ...
     @property
-    def find_initial(self) -> Any: ...
-
-    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> Sequence[Any]: ...
+    def find_initial(self) -> Callable[[Run, Any], InitialPolicy]: ...
 
     def engine(self, job: TrainingJob, device: str) -> AbstractContextManager[Engine]:
         """Return a context with the engine that trains a job."""
@@ -73,6 +71,7 @@ TrainingRecipe.engines = {
     "trl": "leret.training.rounds.trl:ENGINE",
     "tinker": "leret.extras.tinker_training:ENGINE",
     "live-index": "leret.extras.live_index:ENGINE",
+    "keep-rollouts": "leret.extras.keep_rollouts:ENGINE",
 }
 
 

@@ -25,7 +25,12 @@ from leret.core.stages import check_resumable, inputs_unchanged
 from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
 from leret.policies.local.chat_template import dated
 from leret.policies.local.policy import out_of_memory
-from leret.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
+from leret.rollouts.environment import (
+    Environment,
+    questions_digest,
+    refuse_changes_since_sampling,
+    training_tasks,
+)
 from leret.training.algorithms import algorithm_of
 from leret.training.data import examples_digest
 from leret.training.job import (
@@ -164,7 +169,7 @@ def open_environment(
 
 def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
     """Make a job from a recipe and a run; ``environment`` comes from `open_environment`."""
-    check_trackers(recipe)
+    check_trackers(recipe.report_to)
     algorithm = algorithm_of(recipe)
     if environment is not None:
         recipe = _with_predictors(recipe, run, environment)
@@ -172,10 +177,14 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
     recipe = with_learning_rate(recipe, initial)
     if not inputs_unchanged(run.path, "sample"):
         refuse_changes_since_sampling(run, "train")
-    inputs: Sequence[Any] = algorithm.inputs(recipe, run, environment)
-    if algorithm.is_online and environment is not None:
+    inputs: Sequence[Any]
+    if algorithm.is_online:
+        assert environment is not None
+        inputs = training_tasks(environment, recipe)
         digests = {"data": questions_digest(inputs), "program": environment.program_digest}
     else:
+        stored: Any = algorithm
+        inputs = stored.inputs(recipe, run)
         digests = {"data": examples_digest(inputs)}
     digests["parent"] = initial.digest
     code = sources_digest([recipe.algorithm, str(getattr(recipe, "engine", ""))])
@@ -202,7 +211,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         run=run,
         environment=environment,
         validation=validation,
-        max_steps=_matched_steps(run, recipe, initial),
+        max_steps=_matched_steps(run, getattr(recipe, "match_steps_of", None), initial),
         enable_thinking=sampled_settings(run, getattr(recipe, "writer", recipe).predictors).get(
             "enable_thinking"
         ),
@@ -243,12 +252,8 @@ def _with_predictors(recipe: TrainingRecipe, run: Run, environment: Environment)
     return trained
 
 
-def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return how many steps to take to reach the total of policy ``match_steps_of``.
-
-    Return None if the key is not set.
-    """
-    name = getattr(recipe, "match_steps_of", None)
+def _matched_steps(run: Run, name: str | None, initial: InitialPolicy) -> int | None:
+    """Return how many steps to take to reach the total of policy ``name``; None without a name."""
     if name is None:
         return None
     total = training_record(run.policies / name).get("total_steps")
@@ -259,7 +264,7 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
     if total <= initial.total_steps:
         raise TrainingError(
             f"match_steps_of: {name!r} was trained for {total} steps in total, but "
-            f"{recipe.init_from!r} (init_from) was already trained for {initial.total_steps}; set "
+            f"{initial.name!r} (init_from) was already trained for {initial.total_steps}; set "
             "init_from: base"
         )
     return int(total) - initial.total_steps

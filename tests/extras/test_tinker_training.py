@@ -17,6 +17,7 @@ from leret.training.model import InitialPolicy
 from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
 from tests.extras.tinker_server import BASE, KEY
+from tests.training.rounds.conftest import run  # noqa: F401
 from tests.training.training_runs import ONLINE, Stopper, changed, fail, kill_run, log, record
 
 pytest.importorskip("tinker", reason="tinker is not installed")

@@ -1,42 +1,27 @@
 """Algorithms and engines that a recipe names by path."""
 
+import re
+
 import pytest
 
 from leret.training.algorithms import TrainingRecipe
 from tests.first_steps import refused, succeeds
+from tests.sampling.fakes import ROOT
 from tests.training.rounds.conftest import run  # noqa: F401
 from tests.training.training_runs import weights_of
 
-REINFORCE = """
-from dataclasses import replace
-
-from leret.config.training import WritingRecipe
-from leret.training.rounds.algorithm import RoundAlgorithm, writer
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+[REINFORCE] = [text for text in BLOCKS if "REINFORCE" in text]
+ENGINE = """
 from leret.training.rounds.grpo import GRPO, GRPOKeys
-from leret.training.rounds.learner import Objective
 
 
-class Recipe(WritingRecipe):
-    scale: float = 1.0
-
-
-class Doubled(GRPOKeys, WritingRecipe):
+class OwnGRPO(GRPOKeys, WritingRecipe):
     engine: str
     factor: float = 2.0
 
 
-def advantages(recipe, sampled, batch, beta):
-    rewards = (sampled.rewards - sampled.rewards.mean()).to(batch.mask)
-    return replace(batch, advantages=recipe.scale * rewards[:, None] * batch.mask)
-
-
-def loss(recipe, batch, now, beta):
-    policy = batch.mean(-now.logps * batch.advantages, "dapo")
-    return {"loss": policy, "surprise": batch.token_mean(-now.logps.detach())}
-
-
-REINFORCE = RoundAlgorithm(Recipe, Objective(advantages, loss), writer, lambda recipe: "REINFORCE")
-ENGINE = {"grpo": replace(GRPO, settings=Doubled)}
+ENGINE = {"grpo": replace(GRPO, settings=OwnGRPO)}
 """
 
 KEYS = {"learning_rate": "1e-3", "max_steps": 2, "logging_steps": 1, "max_completion_length": 6, "device": "cpu"}
@@ -46,7 +31,7 @@ SETS = [f"--set={name}={value}" for name, value in KEYS.items()]
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "own.py"
-    path.write_text(REINFORCE)
+    path.write_text(REINFORCE + ENGINE)
     return path
 
 
@@ -58,7 +43,7 @@ def test_an_algorithm_in_a_users_file_trains(run, base, file):  # noqa: F811
     assert "trained with leret: REINFORCE." in (trained / "README.md").read_text()
     assert "tags: [leret, trl, REINFORCE]" in (trained / "README.md").read_text()
     assert "scale: unknown key" not in succeeds(*command, "--set=scale=0.5")
-    file.write_text(REINFORCE.replace("-now.logps * batch", "-2 * now.logps * batch"))
+    file.write_text((REINFORCE + ENGINE).replace("-now.logps * batch", "-2 * now.logps * batch"))
     assert "algorithm: its content has changed" in refused(*command, "--set=scale=0.5")
 
 

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from leret.core.errors import TrainingError
+from leret.extras.keep_rollouts import KeepRLOO
 from leret.policies.serving.launch import free_port
 from leret.training.processes import refuse_processes, share
 from leret.training.rounds.grpo import GRPORecipe
@@ -26,7 +27,7 @@ RECIPES = {
     "grpo": GRPORecipe(**ONE_UPDATE),
     "grpo-rounds": GRPORecipe(**TWO_ROUNDS, beta=0.1),
     "rloo": RLOORecipe(**ONE_UPDATE),
-    "rloo-rounds": RLOORecipe(**TWO_ROUNDS, keep_rollouts="either"),
+    "rloo-rounds": KeepRLOO(**TWO_ROUNDS, keep_rollouts="either"),
     "ppo": PPORecipe(**ONE_UPDATE, num_iterations=1),
     "ppo-rounds": PPORecipe(**TWO_ROUNDS, num_iterations=1, target_kl=0.01),
     "stopped": GRPORecipe(**SMALL, max_steps=6, save_steps=50, eval_steps=2, eval_tasks=2, eval_split="train"),

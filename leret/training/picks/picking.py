@@ -241,7 +241,7 @@ class PickLearner:
 
     def _step(self, batch: PickBatch) -> dict[str, float]:
         """Take one optimizer step on the mean loss over states."""
-        figures = take_step(self._optimizer, self._terms(batch), self.recipe)
+        figures = take_step(self._optimizer, self._terms(batch), self.recipe.max_grad_norm)
         self._schedule.step()
         self.method.after_step(self.policy)
         return {LOGGED[name]: value for name, value in figures.items()}

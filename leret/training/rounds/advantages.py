@@ -1,4 +1,4 @@
-"""Advantage estimators for completions, and the rollout filter.
+"""Advantage estimators for completions.
 
 ``groups`` (n,) is the index of each completion's state, from 0. Group members need not be adjacent,
 and group sizes may differ. `leret.training.rounds.losses` describes the shapes of tensors over

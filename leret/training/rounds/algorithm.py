@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from leret.config.training import RoundRecipe
 from leret.core.runs import Run
-from leret.core.types import Task
-from leret.rollouts.environment import training_tasks
 from leret.training.model import InitialPolicy, find_writer
 from leret.training.processes import gather, n_processes, refuse_processes, start_processes
 from leret.training.rounds.learner import Learner, Objective
 
 if TYPE_CHECKING:
-    from leret.rollouts.environment import Environment
     from leret.training.driver import Engine
     from leret.training.job import TrainingJob
     from leret.training.rounds.writing import WriterLearner
@@ -43,10 +40,6 @@ class RoundAlgorithm(Generic[O]):
     find_initial: Callable[[Run, Any], InitialPolicy] = find_writer
 
     is_online: ClassVar[bool] = True
-
-    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[Task]:
-        assert environment is not None
-        return training_tasks(environment, recipe)
 
     @contextmanager
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:

@@ -24,7 +24,7 @@ from leret.core.types import State, Task, digest, seed_of
 from leret.policies.checkpoints import adapter_base
 from leret.policies.local.chat_template import reads_clock
 from leret.policies.local.policy import LocalPolicy
-from leret.rollouts.environment import Environment, training_tasks
+from leret.rollouts.environment import Environment
 from leret.rollouts.facts import Group
 from leret.rollouts.failures import refuse_failures
 from leret.rollouts.rounds import Round, RoundSampler
@@ -148,7 +148,7 @@ class StoredStates(RoundSampler):
         groups = asyncio.run(self._score(texts, state, step))
         for _, samples in groups:
             self.stats.count(samples)
-        max_error_rate = self._environment.recipe.sampling.max_error_rate
+        max_error_rate = self.environment.recipe.sampling.max_error_rate
         refuse_failures(self.stats, max_error_rate, max_unparsed_rate=1.0)
         rewards = self._log_rewards(groups, log_metric)
         by_state = {}
@@ -159,24 +159,24 @@ class StoredStates(RoundSampler):
     def _log_rewards(self, groups: Sequence[Group], log_metric: Any) -> dict[str, float]:
         """Log the round's metrics; return the reward of each scored sample."""
         scored = []
-        for _, members in self._scored(groups):
+        for _, members in self.scored(groups):
             scored += members
-        names, parts = self._parts([sample for sample, _ in scored])
+        names, parts = self.parts_of([sample for sample, _ in scored])
         rewards = tensor([reward for _, reward in scored])
-        for name, value in self._facts(groups, names, parts, rewards).items():
+        for name, value in self.metrics_of(groups, names, parts, rewards).items():
             log_metric(name, value)
         return {sample.id: reward for sample, reward in scored}
 
     async def _collect_states(self, tasks: Sequence[Task]) -> None:
-        plan = await self._plan_of(Round(), tasks, self.recipe.seed)
-        collector = _StateCollector(self._runner, None, plan)
+        plan = await self.plan_of(Round(), tasks, self.recipe.seed)
+        collector = _StateCollector(self.runner, None, plan)
         collector.points = self._points
-        await self._roll_out(collector, plan, tasks)
+        await self.roll_out(collector, plan, tasks)
 
     async def _score(self, texts: Sequence[str], names: Sequence[str], step: int) -> list[Group]:
         round_ = Round()
-        plan = await self._plan_of(round_, (), seed_of(self.recipe.seed, "round", step))
-        sampler = StateSampler(self._runner, None, plan, walks=round_.walks)
+        plan = await self.plan_of(round_, (), seed_of(self.recipe.seed, "round", step))
+        sampler = StateSampler(self.runner, None, plan, walks=round_.walks)
 
         async def group(name: str) -> Group:
             point, state = self._points[name]
@@ -237,7 +237,7 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
                 "more states"
             )
         kind = getattr(trl, f"{name}Trainer")
-        trainer = build_trainer(kind, recipe, inputs, arguments, rows, reward_funcs=states)
+        trainer = build_trainer(kind, inputs, arguments, rows, recipe.lora, reward_funcs=states)
         # The trainer moved the model to its device.
         states.policy = _live(job, trainer.model, tokenizer)
         yield TRLEngine(trainer, tokenizer, job, len(rows["state"]))
@@ -283,10 +283,6 @@ class TRLAlgorithm:
     find_initial: Callable[[Run, Any], InitialPolicy] = find_writer
 
     is_online: ClassVar[bool] = True
-
-    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[Task]:
-        assert environment is not None
-        return training_tasks(environment, recipe)
 
     def engine(self, job: TrainingJob, device: str) -> AbstractContextManager[TRLEngine]:
         return trl_engine(job, device)

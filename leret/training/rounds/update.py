@@ -342,7 +342,8 @@ class Update:
         counted = batch.counted(round_tokens, has_other_terms)
         if counted is None:
             return {}
-        return take_step(self.optimizer, self._terms(counted, beta), self.recipe)
+        terms = self._terms(counted, beta)
+        return take_step(self.optimizer, terms, self.recipe.max_grad_norm)
 
     def _terms(self, batch: RolloutBatch, beta: float) -> Iterator[dict[str, Tensor]]:
         for index in self._micro_batches(batch):
@@ -443,7 +444,9 @@ def _token_logps(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def take_step(
-    optimizer: torch.optim.Optimizer, micro_batches: Iterable[Mapping[str, Tensor]], recipe: Any
+    optimizer: torch.optim.Optimizer,
+    micro_batches: Iterable[Mapping[str, Tensor]],
+    max_grad_norm: float,
 ) -> dict[str, float]:
     """Take one optimizer step on the sum of the micro-batches' ``loss``.
 
@@ -462,7 +465,7 @@ def take_step(
     for group in optimizer.param_groups:
         weights += group["params"]
     add_up_gradients(weights)
-    norm = float(torch.nn.utils.clip_grad_norm_(weights, recipe.max_grad_norm))
+    norm = float(torch.nn.utils.clip_grad_norm_(weights, max_grad_norm))
     if not math.isfinite(sums["loss"] + norm):
         raise TrainingError(
             f"the loss is {sums['loss']} and the gradient norm is {norm}; lower learning_rate"

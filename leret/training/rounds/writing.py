@@ -12,9 +12,7 @@ from typing import Any
 import torch
 
 from leret.config.policy import OpenAIPolicySettings, PolicySettings
-from leret.config.training import FILTER_SHELF
 from leret.core.aio import submit
-from leret.core.classes import load_function
 from leret.core.errors import TrainingError
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import positions
@@ -114,15 +112,6 @@ class WriterLearner:
             logps, _ = self.update.evaluate(batch, reference=True)
             batch = replace(batch, reference=logps)
         batch = self._weighted(self.objective.advantages(recipe, sampled, batch, beta))
-        if recipe.keep_rollouts is not None:
-            parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
-            path = FILTER_SHELF.get(recipe.keep_rollouts, recipe.keep_rollouts)
-            keep = load_function(path, "keep_rollouts")
-            chosen = Comparison.of(sampled).apply(keep, parts)
-            chosen = chosen.to(self.update.device)
-            if not chosen.any():
-                return self._log_figures(sampled, batch, beta, ())
-            batch = batch.rows(chosen.nonzero()[:, 0])
         return self._log_figures(sampled, batch, beta, self._steps(batch, beta, number))
 
     def _steps(self, batch: RolloutBatch, beta: float, number: int) -> list[dict[str, float]]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from leret.config.training import ExampleRecipe, TrainingRecipe, WriterKeys
+from leret.config.training import ExampleRecipe, LoraSettings, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import positions
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import TrainerCallback, TrainerState
 
-    from leret.rollouts.environment import Environment
     from leret.training.data import Encoded
     from leret.training.driver import Engine
     from leret.training.job import TrainingJob
@@ -87,9 +86,7 @@ class StoredAlgorithm:
 
     is_online: ClassVar[bool] = False
 
-    def inputs(
-        self, recipe: Any, run: Run, environment: Environment | None
-    ) -> list[TrainingExample]:
+    def inputs(self, recipe: Any, run: Run) -> list[TrainingExample]:
         return self.examples(recipe, RunSamples(run, recipe.predictors))
 
     @contextmanager
@@ -103,7 +100,7 @@ class StoredAlgorithm:
         engine = TRLEngine(
             trainer, tokenizer, job, len(examples), dropped=len(job.inputs) - len(examples)
         )
-        engine.preflight = check_loss(trainer, recipe, self.oracle_loss)
+        engine.preflight = check_loss(trainer, partial(self.oracle_loss, recipe), recipe.dtype)
         yield engine
         trainer.accelerator.wait_for_everyone()
 
@@ -117,7 +114,7 @@ class StoredAlgorithm:
         if job.run is not None:
             same = has_sampled_tokenizer(job.run, job.initial, recipe.predictors)
         encoded = encoder.encode(examples, same_tokenizer=same)
-        check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
+        check_parity(job.run, job.initial, examples, encoder, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]
         if not fitting:
@@ -131,7 +128,7 @@ class StoredAlgorithm:
 
 
 def check_loss(
-    trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]
+    trainer: Any, oracle_loss: Callable[[Any, Sequence[Mapping[str, Any]]], float], dtype: str
 ) -> float | None:
     """Raise `TrainingError` if the trainer's loss is not the oracle's, at weights unlike the reference's.
 
@@ -154,9 +151,9 @@ def check_loss(
     batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
     with torch.no_grad(), evaluation_mode(model.train()), _moved(model):
         computed = float(trainer.compute_loss(model, dict(batch)))
-        expected = oracle_loss(recipe, model, rows)
+        expected = oracle_loss(model, rows)
     difference = abs(computed - expected) / max(1.0, abs(expected))
-    if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
+    if not difference <= (1e-4 if dtype == "float32" else 5e-2):
         raise TrainingError(
             f"TRL computes a loss of {computed:.6g} for {type(model).__name__}, but the model's "
             f"forward pass gives {expected:.6g}. TRL requires logits that are the last hidden "
@@ -290,22 +287,22 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
 
 def build_trainer(
     kind: Any,
-    recipe: Any,
     inputs: TrainerInputs,
     arguments: Any,
     rows: Mapping[str, list[Any]],
+    lora: LoraSettings | None,
     **more: Any,
 ) -> Any:
     """Return a TRL trainer over the rows.
 
-    It adds a new adapter if the recipe asks for an adapter.
+    ``lora`` adds a new adapter.
     """
     return kind(
         model=inputs.model,
         args=arguments,
         train_dataset=_rows_dataset(rows, inputs.directory, arguments),
         processing_class=inputs.tokenizer,
-        peft_config=new_adapter(recipe.lora, inputs.model),
+        peft_config=new_adapter(lora, inputs.model),
         **more,
     )
 
@@ -350,7 +347,9 @@ def stored_trainer(
     packed = inputs.device == "cpu" and n_processes() == 1 and share_prompts(inputs.model)
     collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=packed)
     kind = getattr(trl, f"{name}Trainer")
-    trainer = build_trainer(kind, recipe, inputs, arguments, rows, data_collator=collator, **more)
+    trainer = build_trainer(
+        kind, inputs, arguments, rows, recipe.lora, data_collator=collator, **more
+    )
     trainer.ref_model = None  # its log-probabilities are stored in the rows
     return trainer
 

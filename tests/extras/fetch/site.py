@@ -1,4 +1,4 @@
-"""Web sites on loopback for `leret data fetch`: honest pages, hostile ones, and a record of all requests."""
+"""Web sites on loopback for `leret.extras.fetch`: honest pages, hostile ones, and a record of all requests."""
 
 import asyncio
 import gzip

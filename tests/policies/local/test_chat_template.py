@@ -65,8 +65,7 @@ def test_sampled_and_trained_tokens_are_equal(model_of, template):
         sampled = list(sampler.encode(messages).token_ids)
         assert encoder.prompt_ids(messages) == sampled
     for text in WRITTEN:
-        whole = encoder._ids([encoder.render(MESSAGES) + text])[0]
-        ids = encoder._completion(encoder.prompt_ids(MESSAGES), whole, text)
+        ids = encoder._completion(MESSAGES, encoder.prompt_ids(MESSAGES), text)
         assert (ids[-1], ids.count(end), tokenizer.decode([end])) == (end, 1, ENDS[template])
 
 

@@ -86,8 +86,8 @@ def test_what_does_not_parse_has_the_price_of_the_recipe(scored):
 
 def test_an_outage_is_none(scored):
     states, search, samples = scored
-    lenient = states._environment.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
-    states._environment.recipe = states._environment.recipe.model_copy(update={"sampling": lenient})
+    lenient = states.environment.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
+    states.environment.recipe = states.environment.recipe.model_copy(update={"sampling": lenient})
     search.side_effect = RetrievalError("away")
     asked = [(one.reward, found) for one, found in zip(samples, ask(states, samples), strict=True)]
     assert {found for reward, found in asked if found != pytest.approx(reward)} == {None}  # the paths' own are known

@@ -61,7 +61,7 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
         ("algorithm: grpo\ngradient_accumulation_steps: 2\n", "gradient_accumulation_steps: unknown key"),
         ("algorithm: grpo\nuse_vllm: true\n", "use_vllm: unknown key"),
         ("algorithm: grpo\nengine: trl\nstates: live\n", "states: .* stored"),
-        ("algorithm: grpo\nengine: trl\nkeep_rollouts: above\n", "keep_rollouts: unknown key for this kind"),
+        ("algorithm: grpo\nengine: trl\nserved: true\n", "served: unknown key for this kind"),
         ("algorithm: rloo\nengine: trl\nentropy_coef: 0.1\n", "entropy_coef: unknown key for this kind"),
         ("algorithm: sft\nengine: leret\n", "engine leret does not train sft"),
     ],
