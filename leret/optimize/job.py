@@ -77,7 +77,7 @@ class CompileSettings(Protocol):
 
 
 @dataclass
-class Job:
+class CompileJob:
     """Inputs of a call of `LeReT.compile`, and the run with its results.
 
     Attributes:
@@ -164,7 +164,7 @@ def open_job(
     trainset: Sequence[dspy.Example],
     teacher: dspy.Module | Sequence[dspy.Module] | None,
     valset: Sequence[dspy.Example] | None,
-) -> Job:
+) -> CompileJob:
     """Check the inputs of a call of `LeReT.compile`, and open its run.
 
     LeretError if the program cannot be optimized.
@@ -195,7 +195,7 @@ def open_job(
     final = _final_reward(settings.metric, examples)
     retriever, rm = _retrieval(program)
     identity = _identity(settings, program, policies, adapter, examples, prompts)
-    job = Job(
+    job = CompileJob(
         settings=settings,
         program=program,
         originals=originals,

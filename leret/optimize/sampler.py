@@ -12,7 +12,7 @@ import dspy
 from leret.config.sampling import SamplingSettings
 from leret.core.errors import PolicyError
 from leret.optimize.inputs import LMCallsSpent, counted_lm, greedy_lm
-from leret.optimize.job import Job, in_thread
+from leret.optimize.job import CompileJob, in_thread
 from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward, scoring
@@ -39,7 +39,7 @@ class StudentSamples:
     stopped: LMCallsSpent | None = None
 
 
-def sample_student(job: Job) -> StudentSamples:
+def sample_student(job: CompileJob) -> StudentSamples:
     """Sample the student on the trainset, into the run's store; the budget may end it early."""
     settings = job.settings
     before = job.budget.spent
@@ -93,7 +93,7 @@ def _spread(groups: Iterable[StateSamples]) -> dict[str, tuple[int, int]]:
     return spread
 
 
-def _bank(job: Job, reward: str | Reward) -> list[Prompt]:
+def _bank(job: CompileJob, reward: str | Reward) -> list[Prompt]:
     """Return the student's prompt and few-shot prompts.
 
     Half of the examples become demos, half are for scoring.
@@ -123,7 +123,7 @@ def _bank(job: Job, reward: str | Reward) -> list[Prompt]:
     return bank
 
 
-async def _sample(job: Job, prompts: Sequence[Prompt]) -> None:
+async def _sample(job: CompileJob, prompts: Sequence[Prompt]) -> None:
     plan = SamplingPlan(
         prompts=tuple(prompts),
         n_samples=job.settings.samples,

@@ -23,7 +23,7 @@ from leret.core.errors import ConfigError
 from leret.core.progress import shown
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.optimize.inputs import RewardFunction, server_of
-from leret.optimize.job import ALGORITHM_NAMES, ONLINE, Credit, Job, open_job
+from leret.optimize.job import ALGORITHM_NAMES, ONLINE, CompileJob, Credit, open_job
 from leret.optimize.sampler import StudentSamples, sample_student
 from leret.optimize.student import score
 from leret.optimize.trainer import Examples, recipe_for, stored_examples, train
@@ -176,7 +176,7 @@ class LeReT(
         return with_save(program, job.adapter)
 
 
-def _candidates(job: Job) -> tuple[list[Candidate], StudentSamples]:
+def _candidates(job: CompileJob) -> tuple[list[Candidate], StudentSamples]:
     """Sample and train; return the student and the program of each algorithm, and the samples."""
     candidates = [_candidate(job, "student", job.program)]
     _log_estimate(job)
@@ -192,14 +192,14 @@ def _candidates(job: Job) -> tuple[list[Candidate], StudentSamples]:
     return candidates, samples
 
 
-def _restore_lms(job: Job, candidates: Sequence[Candidate]) -> None:
+def _restore_lms(job: CompileJob, candidates: Sequence[Candidate]) -> None:
     """Give each predictor without a trained LM the LM of the student."""
     for candidate in candidates:
         for predictor in candidate["program"].predictors():
             predictor.lm = job.originals.get(predictor.lm, predictor.lm)
 
 
-def _candidate(job: Job, stage: str, program: dspy.Module) -> Candidate:
+def _candidate(job: CompileJob, stage: str, program: dspy.Module) -> Candidate:
     """Score a program at temperature 0 on the valset, in percent.
 
     The score is None without a valset.
@@ -224,7 +224,7 @@ def _candidate(job: Job, stage: str, program: dspy.Module) -> Candidate:
     return {"score": mean, "program": program, "stage": stage, "subscores": subscores}
 
 
-def _log_estimate(job: Job) -> None:
+def _log_estimate(job: CompileJob) -> None:
     """Log the estimated number of LM calls, from the mean number in a run of the student."""
     settings = job.settings
     n = len(job.examples)
@@ -259,7 +259,7 @@ def _conclusion(student: Candidate, best: Candidate) -> str:
     )
 
 
-def _advice(job: Job, samples: StudentSamples) -> str:
+def _advice(job: CompileJob, samples: StudentSamples) -> str:
     for lm in job.trained.values():
         name = lm.model.removeprefix("leret/")
         if name in SCOPES and name != lm.model:
@@ -280,7 +280,7 @@ def _advice(job: Job, samples: StudentSamples) -> str:
     )
 
 
-def _note_servers(job: Job, stage: str) -> None:
+def _note_servers(job: CompileJob, stage: str) -> None:
     """Log where a trained LM runs if the student's LM ran on a server.
 
     The server keeps the first weights.

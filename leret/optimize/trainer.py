@@ -17,7 +17,7 @@ from leret.core.errors import LeretError, PolicyError, TrainingError
 from leret.core.types import Sample
 from leret.optimize.finetune import train_examples, validated
 from leret.optimize.inputs import CountedPolicy, counted_policy
-from leret.optimize.job import ALGORITHM_NAMES, ONLINE, Job, in_thread
+from leret.optimize.job import ALGORITHM_NAMES, ONLINE, CompileJob, in_thread
 from leret.optimize.sampler import StudentSamples
 from leret.optimize.student import StudentEnvironment
 from leret.policies.base import Policy
@@ -32,7 +32,7 @@ from leret.training.stored.trainer import StoredAlgorithm
 Examples = Mapping[dspy.LM, Sequence[TrainingExample]]
 
 
-def stored_examples(job: Job, samples: StudentSamples) -> Mapping[str, Examples]:
+def stored_examples(job: CompileJob, samples: StudentSamples) -> Mapping[str, Examples]:
     """Return training examples by algorithm and LM, in the order of the states.
 
     Only algorithms that learn from stored samples have examples.
@@ -82,7 +82,9 @@ def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
     )
 
 
-def train(job: Job, algorithm: str, examples: Examples, models: dict[dspy.LM, str]) -> dspy.Module:
+def train(
+    job: CompileJob, algorithm: str, examples: Examples, models: dict[dspy.LM, str]
+) -> dspy.Module:
     """Train each LM further, update ``models``, and return the program with the trained LMs.
 
     ``models`` maps an LM to its model name. An online algorithm uses new samples instead of
@@ -108,7 +110,7 @@ def train(job: Job, algorithm: str, examples: Examples, models: dict[dspy.LM, st
 
 
 def _train_online(
-    job: Job, start: str, keys: Mapping[str, Any], lm: dspy.LM, models: Mapping[dspy.LM, str]
+    job: CompileJob, start: str, keys: Mapping[str, Any], lm: dspy.LM, models: Mapping[dspy.LM, str]
 ) -> Path:
     program = _program(job, models)
     for name, predictor in program.named_predictors():
@@ -138,7 +140,7 @@ def _train_online(
         )
 
 
-def _live_role(job: Job, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
+def _live_role(job: CompileJob, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
     """Return the role for a call in online training.
 
     Only calls by ``names`` are sampled, with policy ``live``.
@@ -150,7 +152,7 @@ def _live_role(job: Job, names: Sequence[str], need: NeedsCompletion, live: Poli
     return replace(role, policy=policy)
 
 
-def recipe_for(job: Job, algorithm: str, lm: dspy.LM, without: str = "") -> TrainingRecipe:
+def recipe_for(job: CompileJob, algorithm: str, lm: dspy.LM, without: str = "") -> TrainingRecipe:
     """Return a training recipe without the keys that only `train_examples` takes."""
     keys = _keys(job, algorithm, lm)
     for name in ("enable_thinking", without):
@@ -158,7 +160,7 @@ def recipe_for(job: Job, algorithm: str, lm: dspy.LM, without: str = "") -> Trai
     return validated(TrainingRecipe, keys)
 
 
-def _keys(job: Job, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
+def _keys(job: CompileJob, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
     keys = dict(job.settings.train_kwargs[job.originals.get(lm, lm)] or {})
     algorithm_keys = {name: keys.pop(name, {}) for name in ALGORITHM_NAMES}[algorithm]
     defaults = {
@@ -168,7 +170,7 @@ def _keys(job: Job, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
     return {**defaults, **keys, **algorithm_keys, "algorithm": algorithm}
 
 
-def _trained(job: Job, algorithm: str, path: Path, **values: Any) -> str:
+def _trained(job: CompileJob, algorithm: str, path: Path, **values: Any) -> str:
     """Log the steps and the learning rate of a training.
 
     Return the model name of the trained LM.
@@ -181,7 +183,7 @@ def _trained(job: Job, algorithm: str, path: Path, **values: Any) -> str:
     return f"leret/{path}"
 
 
-def _program(job: Job, models: Mapping[dspy.LM, str]) -> dspy.Module:
+def _program(job: CompileJob, models: Mapping[dspy.LM, str]) -> dspy.Module:
     program = copy_program_with_lms(job.program)
     new = {lm: lm.copy(model=model, finetuning_model=None) for lm, model in models.items()}
     for predictor in program.predictors():
