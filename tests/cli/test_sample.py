@@ -48,3 +48,14 @@ def test_the_rewards_are_computed_again_only_if_their_function_has_changed(tmp_p
     own.write_text("def score(outcome):\n    return len(outcome.text) / 10\n")
     assert "rewards changed" in succeeds("rescore", *run, "--strategy", "best-worst")
     assert json.loads(succeeds("rescore", *run, "--json"))["strategy"] == "best-worst"
+
+
+def test_runs_of_other_machines_are_merged_before_the_rest_is_sampled(tmp_path, small, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sample = ["sample", "sampling/demo.yaml", *small]
+    succeeds(*sample, "--shard", "0/2")
+    assert (tmp_path / "runs/demo/shards").is_dir()  # the default is the recipe's name
+    succeeds(*sample, "--shard", "1/2", "--run", "other")
+    report = json.loads(succeeds(*sample, "--merge", "other", "--json").splitlines()[-1])
+    assert (report["questions"], report["samples"], report["new_samples"]) == (6, 24, 0)
+    assert "is not a run directory" in refused(*sample, "--merge", "missing")
