@@ -85,9 +85,9 @@ class KindSettings(Settings):
             settings: type[Self] = cls.find(name).settings
             if issubclass(settings, cls):
                 return settings
-        in_table = getattr(cls.table.get(name), "settings", None)
-        if in_table is not None and issubclass(in_table, cls):
-            return in_table  # without importing the shelf
+        if is_kind(cls.table.get(name), cls):
+            settings = cls.table[name].settings
+            return settings  # without importing the shelf
         for kind in cls.kinds():
             if name in names_of(kind):
                 return kind
@@ -212,8 +212,8 @@ def free_keys(recipe: Any) -> frozenset[str]:
     deciding: set[str] = set()
 
     def walk(annotation: Any, values: Sequence[Any], around: str) -> None:
-        models = dict.fromkeys([*models_in(annotation), *map(type, values)])
-        for model in models:
+        models: list[type[BaseModel]] = [*models_in(annotation), *map(type, values)]
+        for model in dict.fromkeys(models):
             for name, field in model.model_fields.items():
                 key = f"{around}{name}"
                 if mark_of(field, Free) is not None:

@@ -84,9 +84,12 @@ from leret.training.model import training_record
 T = TypeVar("T")
 Credit = Literal["auto", "step", "final", "both", "return"]
 
-_ALGORITHMS = tuple(
-    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings, WriterKeys)
-)
+
+def _writes(settings: Any) -> bool:
+    return issubclass(settings, WriterKeys)
+
+
+_ALGORITHMS = tuple(name for name, algorithm in ALGORITHMS.items() if _writes(algorithm.settings))
 _ONLINE = tuple(name for name in _ALGORITHMS if ALGORITHMS[name].is_online)
 """Algorithms that sample during training; the other algorithms learn from stored samples."""
 
