@@ -3,7 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from leret.core.classes import load_function, source_digest, sources_digest
+from leret.core.classes import identity, load_function, source_digest, sources_digest, with_identity
+from leret.core.errors import ConfigError
 from leret.core.stages import source_files
 from leret.rewards import scoring
 
@@ -79,3 +80,20 @@ def test_changed_module_is_imported_again(tmp_path, monkeypatch, by):
     assert load_function(name) is load_function(name)
     near.write_text("VALUE = 25.0\n")
     assert scoring(name)(outcome) == 25.0
+
+
+def test_the_digest_of_a_kind_covers_its_code_and_must_be_an_attribute(tmp_path):
+    path = tmp_path / "kind.py"
+    path.write_text("KIND = 1\n")
+    kind = f"{path}:KIND"
+    assert identity("bm25") == "bm25"
+    assert with_identity(SimpleNamespace(digest="d"), "bm25").digest == "d"
+    before = with_identity(SimpleNamespace(digest="d"), kind).digest
+    path.write_text("KIND = 2\n")
+    assert with_identity(SimpleNamespace(digest="d"), kind).digest != before != "d"
+
+    class Fixed:
+        digest = property(lambda self: "d")
+
+    with pytest.raises(ConfigError, match=r"Fixed\.digest cannot be set; make it an attribute"):
+        with_identity(Fixed(), kind)
