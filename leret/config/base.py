@@ -51,9 +51,8 @@ class KindSettings(Settings):
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
     # By kind: an object with the settings class in ``settings``; set by the table's module.
     table: ClassVar[Mapping[str, Any]] = {}
-    shelf: ClassVar[
-        Mapping[str, str]
-    ] = {}  # short names of the kinds in leret/extras/, with their paths
+    # Paths of the kinds in leret/extras/ by short name.
+    shelf: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
