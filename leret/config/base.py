@@ -51,9 +51,8 @@ class KindSettings(Settings):
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
     # By kind: an object with the settings class in ``settings``; set by the table's module.
     table: ClassVar[Mapping[str, Any]] = {}
-    shelf: ClassVar[
-        Mapping[str, str]
-    ] = {}  # short names of the kinds in leret/extras/, with their paths
+    # Paths of the kinds in leret/extras/ by short name.
+    shelf: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
@@ -212,8 +211,8 @@ def free_keys(recipe: Any) -> frozenset[str]:
     deciding: set[str] = set()
 
     def walk(annotation: Any, values: Sequence[Any], around: str) -> None:
-        models: list[type[BaseModel]] = [*models_in(annotation), *map(type, values)]
-        for model in dict.fromkeys(models):
+        used: list[type[BaseModel]] = [type(value) for value in values]
+        for model in dict.fromkeys([*models_in(annotation), *used]):
             for name, field in model.model_fields.items():
                 key = f"{around}{name}"
                 if mark_of(field, Free) is not None:

@@ -23,9 +23,3 @@ def test_a_list_is_plain_lines_json_lines_or_csv(tmp_path, capsys):
         read_list(tmp_path / "l.jsonl", "page", None)
     assert main([str(tmp_path / "l.jsonl"), "--url-field", "page", "--out", str(tmp_path / "x")]) == 2
     assert "field 'page' is missing" in capsys.readouterr().err
-
-
-def test_an_output_below_a_file_is_refused(tmp_path, capsys):
-    (tmp_path / "list.txt").write_text("http://127.0.0.1:9/x\n")
-    assert main([str(tmp_path / "list.txt"), "--out", str(tmp_path / "list.txt" / "a")]) == 2
-    assert "list.txt/a cannot be written" in capsys.readouterr().err
