@@ -14,6 +14,7 @@ from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.runs import Run
+from leret.policies.load import compute_digest, make_policy
 from leret.retrieval.load import open_index
 from leret.rollouts.environment import Environment
 from tests.first_steps import refused, succeeds
@@ -142,6 +143,8 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
     assert "reader: its content has changed" in refused("sample", "recipe.yaml", "--run", "run")
     with Environment(Environment.open(Run.open(tmp_path / "run")).recipe, tmp_path / "cache") as environment:
         assert environment.retriever.digest != manifest.digests["retriever"]
+        policy = environment.recipe.policy
+        assert compute_digest(policy) == make_policy(policy).digest != manifest.policy_digest
 
 
 def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):

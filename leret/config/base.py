@@ -51,9 +51,8 @@ class KindSettings(Settings):
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
     # By kind: an object with the settings class in ``settings``; set by the table's module.
     table: ClassVar[Mapping[str, Any]] = {}
-    shelf: ClassVar[
-        Mapping[str, str]
-    ] = {}  # short names of the kinds in leret/extras/, with their paths
+    # Paths of the kinds in leret/extras/ by short name.
+    shelf: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
@@ -85,9 +84,9 @@ class KindSettings(Settings):
             settings: type[Self] = cls.find(name).settings
             if issubclass(settings, cls):
                 return settings
-        in_table = getattr(cls.table.get(name), "settings", None)
-        if in_table is not None and issubclass(in_table, cls):
-            return in_table  # without importing the shelf
+        if is_kind(cls.table.get(name), cls):
+            settings = cls.table[name].settings
+            return settings  # without importing the shelf
         for kind in cls.kinds():
             if name in names_of(kind):
                 return kind

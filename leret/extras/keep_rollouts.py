@@ -30,7 +30,7 @@ class KeepKeys(Settings):
     )
 
 
-class KeepGRPO(KeepKeys, GRPORecipe):  # type: ignore[misc]
+class KeepGRPO(KeepKeys, GRPORecipe):
     """GRPO on filtered completions."""
 
 
@@ -38,7 +38,7 @@ class KeepGSPO(KeepKeys, GSPORecipe):
     """GSPO on filtered completions."""
 
 
-class KeepRLOO(KeepKeys, RLOORecipe):  # type: ignore[misc]
+class KeepRLOO(KeepKeys, RLOORecipe):
     """RLOO on filtered completions."""
 
 

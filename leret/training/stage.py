@@ -16,7 +16,7 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
-from leret.config.training import TrainingRecipe
+from leret.config.training import RoundRecipe, TrainingRecipe
 from leret.core.classes import sources_digest
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
@@ -180,6 +180,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
     inputs: Sequence[Any]
     if algorithm.is_online:
         assert environment is not None
+        assert isinstance(recipe, RoundRecipe)
         inputs = training_tasks(environment, recipe)
         digests = {"data": questions_digest(inputs), "program": environment.program_digest}
     else:

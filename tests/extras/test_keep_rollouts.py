@@ -25,7 +25,13 @@ def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept
         parts = torch.tensor([[1.0, 0.0], second]).T.repeat(n_groups, 1)
         sampled = replace(sampled, parts=parts, rewards=parts.sum(1) + torch.tensor([0.5, 0.0]).repeat(n_groups))
         learnt, step = [], learner.update.step
-        monkeypatch.setattr(learner.update, "step", lambda batch, *_: learnt.extend(batch.sequences) or step(batch))
+
+        def recorded(batch, *_):
+            if batch.advantages.any():
+                learnt.extend(batch.sequences)
+            return step(batch)
+
+        monkeypatch.setattr(learner.update, "step", recorded)
         entry = learner.learn(sampled, 0)
         assert learnt == [one for one, keep in zip(sampled.sequences, kept * n_groups, strict=True) if keep]
         assert ("loss" in entry, entry["reward"]) == (any(kept), pytest.approx(float(sampled.rewards.mean())))

@@ -152,7 +152,9 @@ class JointLearner:
 
     def __init__(
         self,
-        learners: tuple[Callable[..., PickLearner], Callable[..., WriterLearner]],
+        learners: tuple[
+            Callable[[TrainingJob, str], PickLearner], Callable[[TrainingJob, str], WriterLearner]
+        ],
         job: TrainingJob,
         device: str,
     ) -> None:
@@ -232,10 +234,8 @@ def _describe(recipe: JointRecipe) -> str:
     )
 
 
-JOINT = RoundAlgorithm(
-    JointRecipe,
-    (partial(picker, GroupMethod), partial(writer, GRPO.objective)),
-    JointLearner,
-    _describe,
-    find_actors,
-)
+LEARNERS: tuple[
+    Callable[[TrainingJob, str], PickLearner], Callable[[TrainingJob, str], WriterLearner]
+] = (partial(picker, GroupMethod), partial(writer, GRPO.objective))
+
+JOINT = RoundAlgorithm(JointRecipe, LEARNERS, JointLearner, _describe, find_actors)
