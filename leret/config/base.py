@@ -84,6 +84,9 @@ class KindSettings(Settings):
             settings: type[Self] = cls.find(name).settings
             if issubclass(settings, cls):
                 return settings
+        in_table = getattr(cls.table.get(name), "settings", None)
+        if in_table is not None and issubclass(in_table, cls):
+            return in_table  # without importing the shelf
         for kind in cls.kinds():
             if name in names_of(kind):
                 return kind
@@ -203,8 +206,8 @@ def free_keys(recipe: Any) -> frozenset[str]:
     deciding: set[str] = set()
 
     def walk(annotation: Any, values: Sequence[Any], around: str) -> None:
-        used: list[type[BaseModel]] = [type(value) for value in values]
-        for model in dict.fromkeys([*models_in(annotation), *used]):
+        models: list[type[BaseModel]] = [*models_in(annotation), *map(type, values)]
+        for model in dict.fromkeys(models):
             for name, field in model.model_fields.items():
                 key = f"{around}{name}"
                 if mark_of(field, Free) is not None:
