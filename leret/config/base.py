@@ -84,9 +84,9 @@ class KindSettings(Settings):
             settings: type[Self] = cls.find(name).settings
             if issubclass(settings, cls):
                 return settings
-        in_table = getattr(cls.table.get(name), "settings", None)
-        if in_table is not None and issubclass(in_table, cls):
-            return in_table  # without importing the shelf
+        if is_kind(cls.table.get(name), cls):
+            settings = cls.table[name].settings
+            return settings  # without importing the shelf
         for kind in cls.kinds():
             if name in names_of(kind):
                 return kind
