@@ -211,8 +211,8 @@ def free_keys(recipe: Any) -> frozenset[str]:
     deciding: set[str] = set()
 
     def walk(annotation: Any, values: Sequence[Any], around: str) -> None:
-        used: list[type[BaseModel]] = [type(value) for value in values]
-        for model in dict.fromkeys([*models_in(annotation), *used]):
+        models: list[type[BaseModel]] = [*models_in(annotation), *map(type, values)]
+        for model in dict.fromkeys(models):
             for name, field in model.model_fields.items():
                 key = f"{around}{name}"
                 if mark_of(field, Free) is not None:
