@@ -12,6 +12,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGE = 450  # AST nodes of a function that is too long to read at once
@@ -83,6 +84,20 @@ def functions(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield sum(1 for _ in ast.walk(node)), f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+
+
+def with_whole_recipes(paths: Iterable[Path]) -> Iterator[str]:
+    """Place of every function with a parameter that is a whole recipe, which may read any of its keys."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            types = [ast.unparse(argument.annotation) for argument in arguments if argument.annotation]
+            if any(argument.arg == "recipe" for argument in arguments) or any(
+                name.endswith("Recipe") for text in types for name in text.split(" | ")
+            ):
+                yield f"{path.name}:{node.lineno} {node.name}"
 
 
 EMPTY_WORDS = frozenset({"one", "other", "known", "facts", "entry", "places"})
@@ -178,6 +193,12 @@ def without_twin(modules: dict[str, Path], least: int = 500) -> list[str]:
     return missing
 
 
+def rooms(modules: dict[str, Path]) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Return the modules without the shelf, and those of the shelf (leret/extras/)."""
+    shelf = {module: path for module, path in modules.items() if module.startswith("leret.extras")}
+    return {module: path for module, path in modules.items() if module not in shelf}, shelf
+
+
 def nodes(paths: Iterable[Path]) -> int:
     """AST nodes of all files, as ``ast.walk`` visits them."""
     return sum(sum(1 for _ in ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths)
@@ -201,6 +222,26 @@ def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+def surface() -> dict[str, int]:
+    """Number of commands of `leret`, and of their options and arguments, without `--help` and the global flags."""
+    from typer.main import get_command
+
+    from leret.cli.app import app
+
+    numbers = Counter({"commands": 0, "options": 0, "arguments": 0})
+
+    def visit(command: Any) -> None:
+        inside = getattr(command, "commands", {})
+        for child in inside.values():
+            visit(child)
+        if not inside:
+            numbers["commands"] += 1
+            numbers.update(f"{parameter.param_type_name}s" for parameter in command.params)
+
+    visit(get_command(app))
+    return dict(numbers)
+
+
 def main(details: bool) -> None:
     """Print the figures; with ``details`` also what they are made of."""
     modules = sources()
@@ -209,7 +250,9 @@ def main(details: bool) -> None:
     sizes = {module: lines(path) for module, path in modules.items()}
     tests = sources("tests")
     n_nodes, n_statements = nodes(modules.values()), statements(modules.values())
-    print(f"leret/ AST nodes                  {n_nodes:,}")
+    house, shelf = rooms(modules)
+    print(f"leret/ AST nodes without extras   {nodes(house.values()):,} in {len(house)} files")
+    print(f"leret/extras/ AST nodes           {nodes(shelf.values()):,} in {len(shelf)} files")
     print(f"leret/ statements                 {n_statements:,} ({n_nodes / n_statements:.2f} nodes each)")
     print(f"leret/ lines                      {sum(sizes.values()):,}")
     print(f"leret/ files                      {len(modules)}")
@@ -217,6 +260,7 @@ def main(details: bool) -> None:
     print(f"tests/ lines                      {sum(lines(path) for path in tests.values()):,}")
     print(f"tests/ files                      {len(tests)}")
     print(f"functions over {LARGE} nodes          {len(long)} of {n_functions} ({len(long) / n_functions:.1%})")
+    print(f"functions that take a whole recipe {len(list(with_whole_recipes(modules.values())))}")
     largest = max(folders().items(), key=lambda item: item[1])
     print(f"entries of the largest folder     {largest[1]} ({largest[0]})")
     print(f"import circles                    {len(circles(graph(modules)))}")
@@ -227,6 +271,8 @@ def main(details: bool) -> None:
     for kind, n in sorted(dense.items()):
         print(f"{kind:45} {n}")
     print(f"lines over 100 columns            {wide_lines(modules.values()):.1%}")
+    for kind, n in surface().items():
+        print(f"{kind:33} {n}")
 
     if details:
         print("\ncircles:", *circles(graph(modules)), sep="\n  ")
@@ -242,4 +288,5 @@ def main(details: bool) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # count the commands of this checkout, not of an installed leret
     main("--details" in sys.argv)

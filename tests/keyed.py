@@ -8,14 +8,12 @@ from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
-from leret.policies.load import POLICIES
-from leret.retrieval.load import ENGINES
 from tests.http.servers import Served
 from tests.policies.servers import completion
 
 SECRET = "tml-secret-of-the-user"
 DEFAULTS = ("TOGETHER_API_KEY", "TINKER_API_KEY", "NCBI_API_KEY")
-FAMILIES = {PolicySettings: POLICIES, RetrieverSettings: ENGINES}
+FAMILIES = (PolicySettings, RetrieverSettings)
 
 
 class Recorder(Served):

@@ -75,7 +75,7 @@ CASES = {
     "model with pickled weights": (lambda: Path("model/model.safetensors").rename("model/pytorch_model.bin"), NEW, ("no *.safetensors", "pytorch_model.bin", "save_pretrained")),
     "model with a broken config": (lambda: Path("model/config.json").write_text("{"), NEW, ("config.json",)),
     "run: not empty and none": (None, "sample r.yaml --run model", ("not empty and is not a run",)),
-    "run: a spoilt store": (lambda: Path("R/rollouts.db").write_text("nix" * 99), "pairs --run R", ("rollouts.db",)),
+    "run: a spoilt store": (lambda: Path("R/rollouts.db").write_text("nix" * 99), "rescore --run R", ("rollouts.db",)),
     "run: no samples": (without_samples, "train training/sft.yaml --run R", ("leret sample",)),
     "run: no such policy": (None, "train training/ipo.yaml --run R", ("init_from: 'sft' is not 'base', a trained policy", "train sft first")),
     "run: no preferences": (lambda: shutil.rmtree("R/preferences"), "train training/dpo.yaml --run R --set init_from=base", ("preferences",)),
@@ -85,12 +85,12 @@ CASES = {
     "run: an unknown measure": (None, f"{EVAL} --set measures=[recal]", ("measures: unknown measure 'recal'",)),
     "run: lengths of other data": (None, f"{EVAL} --set data.sentences=9", ("data: only babilong data",)),
     "run: sampled on what is asked": (None, f"{EVAL} --set split=all", ("q",)),
-    "run: a margin without its strategy": (None, "pairs --run R --margin 0.1", ("--margin 0.1 needs --strategy margin",)),
+    "run: a margin without its strategy": (None, "rescore --run R --margin 0.1", ("--margin 0.1 needs --strategy margin",)),
 }  # fmt: skip
 OUTPUTS = (
     "init --questions questions.jsonl --corpus corpus.jsonl --out", "view R --static", "merge model --out",
-    "index build --kind bm25 --corpus corpus.jsonl --out", "recipes copy sampling/demo", "demo --run",
-    "eval-retriever nix --questions questions.jsonl --out", "data fetch questions.jsonl --out",
+    "index build --kind bm25 --corpus corpus.jsonl --out", "recipes show sampling/demo --out", "demo --run",
+    "search nix --questions questions.jsonl --out",
     "data chunk corpus.jsonl --out", "store export --run R --out", "serve policy model --log",
     "data episodes --questions questions.jsonl --corpus corpus.jsonl --out",
 )  # fmt: skip

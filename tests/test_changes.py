@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import leret
-from leret.cli.sample import pairs
+from leret.cli.sample import rescore as rescore_command
 from leret.config.training import LoraSettings
 from leret.core.errors import LeretError
 from leret.core.runs import Run
@@ -17,9 +17,9 @@ from leret.policies.checkpoints import find_model, policy_digest
 from leret.retrieval.index.manifest import check_files, read_manifest
 from leret.sampling.rescore import rescore
 from leret.sampling.stage import sample
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.sft import SFTRecipe
+from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
+from leret.training.stored.sft import SFTRecipe
 from tests.evaluation.eval_fakes import asks
 from tests.first_steps import edit
 from tests.sampling.fakes import ROOT, content, recipe_of, write_data
@@ -53,7 +53,7 @@ def sft(name, **keys):
 
 STAGES = {
     "sample": lambda run: sample(recipe(), run),
-    "pairs": lambda run: pairs(run.path),
+    "pairs": lambda run: rescore_command(run.path, strategy="all"),
     "sft": lambda run: train(sft("again"), run),
     "grpo": lambda run: train(GRPORecipe(**SMALL, questions_per_round=4, num_generations=2), run),
     "child": lambda run: train(sft("child", init_from="first"), run),
@@ -124,8 +124,8 @@ CHANGES = {
     "corpus": (replace("corpus.jsonl", "leads to beta", "leads to zeta"), OF_DATA | {"load": "of a different corpus"}),
     "program": (replace("program.py", "self.search(clean(query)", "self.search('x' + clean(query)"), OF_DATA),
     "module of the program": (replace("words.py", "strip()", "strip()[::-1]"), OF_DATA),
-    "reward": (replace("reward.py", "float(len", "2.0 * float(len"), {**OF_DATA, "rescore": None}),
-    "module of a module": (replace("deep/unit.py", "ONE = 1", "ONE = 3"), {**OF_DATA, "rescore": None}),
+    "reward": (replace("reward.py", "float(len", "2.0 * float(len"), {**OF_DATA, "rescore": None, "pairs": None}),
+    "module of a module": (replace("deep/unit.py", "ONE = 1", "ONE = 3"), {**OF_DATA, "rescore": None, "pairs": None}),
     "base": (
         noise("base/model.safetensors"),
         {"sft": "no longer the one that", "grpo": "no longer the one that", "eval": "has changed since"},

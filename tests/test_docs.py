@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import dspy
 import pytest
@@ -52,9 +53,9 @@ NOT_RUN = {
     "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
     "leret view": "runs until it is stopped; tests/viewer and tests/cli/test_view.py",
-    "leret eval-retriever": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
+    "leret search indexes/trained": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
+    "leret search INDEX": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
     "leret train training/retriever-kl.yaml": "needs a dense model; test_retriever_kl.py trains a tiny one",
-    "leret data fetch": "its pages are the reader's; tests/datasets/test_fetch.py runs it",
     "sqlite3": "another program; the query is run below",
 }
 
@@ -77,7 +78,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     copy_recipes(folder)
     write_world(folder)
-    (folder / "pages").mkdir()  # as `leret data fetch` leaves it
+    (folder / "pages").mkdir()  # as `python -m leret.extras.fetch` leaves it
     shutil.copy(folder / "corpus.jsonl", folder / "pages")
     for name in ("minilm", "smollm2"):
         tiny_policy(folder / "policies" / name)
@@ -148,6 +149,8 @@ def own():
 def test_the_python_blocks_run(own):
     names = {name: dict(own) for name in DOCS}
     for name, body in blocks("python"):
+        if name == "CONTRIBUTING.md":  # a file of kinds, which tests/test_kinds.py runs
+            continue
         if "example_data()" in body:  # the next test runs it as it is; here it makes the names that later blocks use
             mine = re.sub(r"^class MultiHop.*?(?=^def recall)", "", body, flags=re.MULTILINE | re.DOTALL)
             exec(compile(mine.replace("example_data()", "own_data"), name, "exec"), names[name])
@@ -213,7 +216,10 @@ def test_every_link_to_a_file_leads_somewhere():
     assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
 
 
-RECIPES = {"Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]}
+TRAINING = list(TrainingRecipe.kinds())
+for path in TrainingRecipe.engines.values():
+    TRAINING += [algorithm.settings for algorithm in resolve_name(path).values()]
+RECIPES = {"Sampling": [SamplingRecipe], "Training": TRAINING, "Evaluation": [EvalRecipe]}
 
 
 @pytest.mark.parametrize("section", RECIPES)

@@ -26,7 +26,8 @@ def rounded(value):
 
 
 def contents(run, out):
-    succeeds("store", "export", "--run", run, "--out", out, "--force", "--messages")
+    out.unlink(missing_ok=True)
+    succeeds("store", "export", "--run", run, "--out", out, "--messages")
     samples = read_lines(out)
     pairs = pq.read_table(run / "preferences" / "train.parquet").to_pylist()
     identities = {"state_id", "policy_digest", "chosen_id", "rejected_id"}

@@ -1,38 +1,41 @@
+"""Kinds that recipes name by path: a data reader, a retriever and a policy, from a file and from a package."""
+
 import json
+import re
 import sys
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import pytest
 
+from leret.config.base import free_keys
+from leret.config.data import DataSettings
+from leret.config.load import load_recipe
+from leret.config.policy import PolicySettings
+from leret.config.retriever import RetrieverSettings
+from leret.config.sampling import SamplingRecipe
+from leret.core.errors import ConfigError, RetrievalError
+from leret.core.runs import Run
+from leret.policies.load import compute_digest, make_policy
+from leret.retrieval.load import open_index
+from leret.rollouts.environment import Environment
+from tests.first_steps import refused, succeeds
+from tests.sampling.fakes import DOCS, ROOT, WORDS, content
+
+TOYS = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from leret.config.base import Free
 from leret.config.policy import PolicySettings
 from leret.config.retriever import IndexedSettings
-from leret.core.runs import Run
 from leret.core.types import Document, Task
-from leret.datasets.formats import READERS
 from leret.datasets.formats.base import FileReader
-from leret.policies.load import POLICIES, PolicyKind
+from leret.policies.load import PolicyKind
 from leret.retrieval.base import CallableRetriever
 from leret.retrieval.index.manifest import IndexEngine
-from leret.retrieval.load import ENGINES, EngineKind
-from leret.rewards import REWARDS
-from tests.first_steps import succeeds
-from tests.sampling.fakes import DOCS, WORDS, FakePolicy, content
+from leret.retrieval.load import EngineKind
+from tests.sampling.fakes import FakePolicy
 
-RECIPE = """
-data: {kind: toy, questions: questions.json, corpus: corpus.json, split: all}
-retriever: {kind: toy, k: 2, letters: 3}
-policy: {kind: toy, model: words}
-program: {path: "pipelines/multihop.py:MultiHop", adapter: {kind: compact}}
-sampling: {prompts: 1, samples: 4, reward: {parts: {short@10: 1.0}}}
-"""
-
-
-def short(outcome, k=10):
-    return float(len(outcome.text) <= k)
-
-
-TOY_READER = FileReader(
+READER = FileReader(
     task=lambda record: Task.question(record["ask"], record["ask"], gold=tuple(record["need"])),
     in_record=lambda record: [Document(record["word"], record["word"].title(), record["says"])],
     marks=("ask", "word"),
@@ -40,15 +43,15 @@ TOY_READER = FileReader(
 
 
 class ToySettings(IndexedSettings):
-    kind: Literal["toy"] = "toy"
     letters: int = 1
+    threads: Annotated[int, Free()] = 1
 
 
 class ToyRetriever(CallableRetriever):
-    def __init__(self, documents, settings):
+    def __init__(self, documents, engine):
         self.documents = documents.passages(range(len(documents)), [1.0] * len(documents))
-        self.letters = settings.letters
-        self.digest = ToyIndex(settings).digest(documents.digest)
+        self.letters = engine.settings.letters
+        self.digest = engine.digest(documents.digest)
 
     def search(self, queries, k):
         starts = [query[: self.letters] for query in queries]
@@ -58,47 +61,148 @@ class ToyRetriever(CallableRetriever):
 @dataclass(frozen=True)
 class ToyIndex(IndexEngine):
     settings: ToySettings
-    kind: ClassVar[str] = "toy"
-
-    @classmethod
-    def from_manifest(cls, manifest, directory):
-        return cls(ToySettings(**manifest.settings))
-
-    def ranking_keys(self):
-        return self.settings.ranking_keys()
 
     def write(self, corpus, directory, progress):
         (directory / "toy.txt").write_text(str(len(corpus)))
 
     def open(self, directory, documents):
-        return ToyRetriever(documents, self.settings)
+        return ToyRetriever(documents, self)
 
 
 class ToyPolicySettings(PolicySettings):
-    kind: Literal["toy"] = "toy"
+    junk: float = 0.0
 
 
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kinds")
-    (folder / "recipe.yaml").write_text(RECIPE)
+RETRIEVER = EngineKind(ToySettings, ToyIndex, "index")
+POLICY = PolicyKind(ToyPolicySettings, lambda settings: FakePolicy(junk=settings.junk))
+
+
+def short(outcome, k=10):
+    return float(len(outcome.text) <= k)
+"""
+
+RECIPE = """
+data: {{kind: "{0}:READER", questions: questions.json, corpus: corpus.json, split: all}}
+retriever: {{kind: "{0}:RETRIEVER", k: 2, letters: 3}}
+policy: {{kind: "{0}:POLICY", model: words}}
+program: {{path: "pipelines/multihop.py:MultiHop", adapter: {{kind: compact}}}}
+sampling: {{prompts: 1, samples: 4, reward: {{parts: {{"{0}:short": 1.0}}}}}}
+"""
+
+
+def write(folder, named, file, text=TOYS):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    (folder / "recipe.yaml").write_text(RECIPE.format(named))
     (folder / "corpus.json").write_text(json.dumps([{"word": word, "says": text} for word, text in DOCS.items()]))
     asked = [{"ask": f"find {word}", "need": [word]} for word in WORDS]
     (folder / "questions.json").write_text(json.dumps(asked))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setitem(sys.modules, "leret.retrieval.engines.toy", sys.modules[__name__])  # the file of the engine
-        patch.setitem(REWARDS, "short", short)
-        patch.setitem(READERS, "toy", TOY_READER)
-        patch.setitem(ENGINES, "toy", EngineKind(ToySettings, "engines.toy:ToyIndex", "index"))
-        patch.setitem(POLICIES, "toy", PolicyKind(ToyPolicySettings, lambda settings: FakePolicy()))
-        succeeds("sample", "recipe.yaml", "--run", "run")
-        yield content(Run.open(folder / "run"))
 
 
-def test_a_toy_of_every_kind_is_used(sampled):
-    samples = [one for group in sampled for one in group.samples]
-    assert {group.state.inputs["question"] for group in sampled} == {f"find {word}" for word in WORDS}
-    assert all(one.reward == float(len(one.completion) <= 10) for one in samples)
-    assert {one.reward for one in samples} == {0.0, 1.0}
-    assert all(one.doc_ids == (one.completion.split()[0],) for one in samples if one.step == 0)
+@pytest.fixture(params=["file", "package"])
+def toys(request, tmp_path, monkeypatch):
+    """The file of the toys, beside a recipe that names them."""
+    monkeypatch.chdir(tmp_path)
+    if request.param == "file":
+        file = tmp_path / "lib" / "toys.py"
+        write(tmp_path, "lib/toys.py", file)
+        return file
+    site = tmp_path / "site"
+    file = site / "toy_package" / "kinds.py"
+    write(tmp_path, "toy_package.kinds", file)
+    (site / "toy_package" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(site))
+    for name in ("toy_package", "toy_package.kinds"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return file
+
+
+def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tmp_path):
+    succeeds("sample", "recipe.yaml", "--run", "run")
+    groups = content(Run.open(tmp_path / "run"))
+    samples = [sample for group in groups for sample in group.samples]
+    assert {group.state.inputs["question"] for group in groups} == {f"find {word}" for word in WORDS}
+    assert {sample.reward for sample in samples} == {0.0, 1.0}
+    assert all(sample.doc_ids == (sample.completion.split()[0],) for sample in samples if sample.step == 0)
+    manifest = Run.open(tmp_path / "run").manifest
+    [index] = (tmp_path / "run" / "cache").glob("*/manifest.json")
+    if "site" in toys.parts:
+        assert open_index(index.parent).digest == manifest.digests["retriever"]
+    else:
+        with pytest.raises(RetrievalError, match="runs only if a recipe names it"):
+            open_index(index.parent)
+
+    succeeds("sample", "recipe.yaml", "--run", "run", "--set", "retriever.threads=2")
+    (tmp_path / "eval.yaml").write_text(
+        "{split: all, questions: new.json, systems: [raw-question, base], resamples: 20}"
+    )
+    (tmp_path / "new.json").write_text(json.dumps([{"ask": f"seek {word}", "need": [word]} for word in WORDS]))
+    succeeds("eval", "eval.yaml", "--run", "run")
+    with toys.open("a") as file:
+        file.write("# changed\n")
+    assert "reader: its content has changed" in refused("sample", "recipe.yaml", "--run", "run")
+    with Environment(Environment.open(Run.open(tmp_path / "run")).recipe, tmp_path / "cache") as environment:
+        assert environment.retriever.digest != manifest.digests["retriever"]
+        policy = environment.recipe.policy
+        assert compute_digest(policy) == make_policy(policy).digest != manifest.policy_digest
+
+
+def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
+    text, _ = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "kinds.py", tmp_path / "kinds.py", text)
+    reward = ["--set", "sampling.reward=recall"]
+    succeeds("sample", "recipe.yaml", "--run", "run", *reward, "--set", "policy.words=3")
+    samples = [sample for group in content(Run.open(tmp_path / "run")) for sample in group.samples]
+    assert {len(sample.completion.split()) for sample in samples} == {3}
+    assert any(sample.doc_ids for sample in samples)
+
+
+def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp_path):
+    recipe = (tmp_path / "recipe.yaml").read_text().replace("letters: 3", "leters: 3").replace("words", "w, junk: x")
+    (tmp_path / "recipe.yaml").write_text(recipe)
+    with pytest.raises(ConfigError) as error:
+        load_recipe("recipe.yaml", SamplingRecipe)
+    typo, junk = error.value.problems
+    assert "recipe.yaml:3: retriever.leters: unknown key; did you mean retriever.letters?" in typo
+    assert "recipe.yaml:4: policy.junk: must be a number, got 'x'" in junk
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("absent.py:TOY", "absent.py cannot be loaded"),
+        ("no_such_package.kinds:TOY", "no_such_package.kinds cannot be loaded"),
+        ("lib/toys.py:TOY", "has no kind 'TOY'; available: RETRIEVER"),
+        ("lib/toys.py:POLICY", "has no kind 'POLICY'; available: RETRIEVER"),
+    ],
+)
+def test_a_path_without_a_kind_of_the_family_is_told(tmp_path, monkeypatch, kind, says):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "lib/toys.py", tmp_path / "lib" / "toys.py")
+    text = (tmp_path / "recipe.yaml").read_text().replace("lib/toys.py:RETRIEVER", kind)
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_recipe("recipe.yaml", SamplingRecipe)
+    [problem] = error.value.problems
+    assert problem.startswith("recipe.yaml:3: retriever.kind: ")
+    assert says in problem
+
+
+def test_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys):
+    recipe = load_recipe("recipe.yaml", SamplingRecipe)
+    assert "retriever.threads" in free_keys(recipe)
+    assert "retriever.letters" not in free_keys(recipe)
+    assert "retriever.threads" not in free_keys(SamplingRecipe)
+
+
+SHELF = [(family, name) for family in (DataSettings, RetrieverSettings, PolicySettings) for name in family.shelf]
+
+
+@pytest.mark.parametrize(("family", "name"), SHELF, ids=lambda value: getattr(value, "__name__", value))
+def test_a_kind_of_the_shelf_has_a_short_name_and_a_path(family, name):
+    path = family.shelf[name]
+    assert family.find(name) is family.find(path)
+    settings = family.find(name).settings
+    keys = {field: "x" for field, info in settings.model_fields.items() if info.is_required() and field != "kind"}
+    assert family.model_validate({"kind": path, **keys}) == family.model_validate({"kind": name, **keys})

@@ -24,8 +24,8 @@ from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import train
+from leret.training.stored.sft import SFTRecipe
 
 CUT_AT, LONGEST, N_STATES = 3, 16, 60
 OVERRIDES = ["data.limit=40", f"policy.max_tokens={CUT_AT}", "sampling.prompts=1", "sampling.samples=16"]

@@ -19,21 +19,20 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.sampling import SamplingRecipe
+from leret.config.sampling import MIXER_SHELF, SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Outcome
 from leret.evaluation.stage import evaluate
 from leret.evaluation.statistics import bootstrap_intervals
-from leret.rewards.combine import MIXERS
 from leret.sampling.stage import sample
-from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms import TrainingRecipe
 from leret.training.stage import train
 
 ROUNDS = {"max_steps": 75, "questions_per_round": 4, "num_generations": 8, "learning_rate": 2e-3, "logging_steps": 5}
 VARIANTS: dict[str, dict[str, Any]] = {
-    **{name: {"mixer": name} for name in MIXERS},
-    "weights-above": {"mixer": "weights", "keep_rollouts": "above"},
-    "weights-either": {"mixer": "weights", "keep_rollouts": "either"},
+    **{name: {"mixer": name} for name in ("weights", *MIXER_SHELF) if name != "factors"},
+    "weights-above": {"mixer": "weights", "engine": "keep-rollouts", "keep_rollouts": "above"},
+    "weights-either": {"mixer": "weights", "engine": "keep-rollouts", "keep_rollouts": "either"},
 }
 BREVITY = f"{__file__}:brevity"
 
@@ -60,7 +59,7 @@ def trained(run: Run, seed: int) -> dict[str, float]:
         keys = dict(variant)
         reward = {"parts": {"recall@5": 1.0, "brevity": {"function": BREVITY}}, "mixer": keys.pop("mixer")}
         named = {"name": name, "init_from": "base", "seed": seed, "reward": reward}
-        train(GRPORecipe.model_validate({**named, **ROUNDS, **keys}), run)
+        train(TrainingRecipe.model_validate({"algorithm": "grpo", **named, **ROUNDS, **keys}), run)
         log = json.loads((run.policies / name / "training.json").read_text())["log_history"]
         shares[name] = float(np.mean([entry["frac_reward_zero_std"] for entry in log]))
     return shares

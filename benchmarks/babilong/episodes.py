@@ -18,7 +18,7 @@ from leret.config.evaluation import EvalRecipe
 from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.core.types import Document, Json, Outcome, Passage, Task
-from leret.evaluation.plan import held_out, resolve
+from leret.evaluation.plan import resolve
 from leret.evaluation.results import ScoredHop, first_runs, read_rows
 from leret.rewards import Scoring, scoring
 from leret.rewards.ranking import all_found, fact_em, fact_f1
@@ -32,7 +32,7 @@ def write_logs(recipe: EvalRecipe, run: Run) -> None:
     evaluation = resolve(recipe, run)
     whole = scoring(evaluation.sampling.sampling.whole_reward)
     with Environment.open(run) as environment, run.writing():
-        tasks = held_out(evaluation, environment).tasks
+        tasks = evaluation.questions(environment).tasks
         for system in evaluation.systems:
             directory = evaluation.directory / system.name
             rows = read_rows(directory / "per_question.parquet")

@@ -11,7 +11,7 @@ import random
 import torch
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-from leret.training.online.advantages import lambda_returns
+from leret.training.rounds.advantages import lambda_returns
 
 
 def main():

@@ -15,8 +15,7 @@ import time
 
 import numpy as np
 
-from leret.config.evaluation import EvalRecipe
-from leret.evaluation.statistics import Array, compare, pairs_of, with_holm
+from leret.evaluation.statistics import Array, Resampling, compare, pairs_of, with_holm
 from leret.evaluation.summary import LEVEL
 from leret.rewards.ranking import ap
 
@@ -47,7 +46,7 @@ def main() -> None:
     pairs = pairs_of({BASELINE: (), **dict.fromkeys(SYSTEMS, ())}, BASELINE)
     p, adjusted, covered = [], [], []
     for repetition in range(options.repetitions):
-        rows = with_holm(compare(pairs, scores(rng), ["ap"], EvalRecipe(seed=repetition)))
+        rows = with_holm(compare(pairs, scores(rng), ["ap"], Resampling(seed=repetition)))
         p.append([row["p"] for row in rows])
         adjusted.append([row["p_holm"] for row in rows])
         covered.append([row["ci"][0] <= 0 <= row["ci"][1] for row in rows])

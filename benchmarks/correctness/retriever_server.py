@@ -176,7 +176,7 @@ def load_test(args: argparse.Namespace, scratch: Path) -> bool:
     good = True
     for title, arguments, n, seconds in (
         (f"{args.clients} clients, {args.seconds:g} s", (), args.clients, args.seconds),
-        (f"{args.clients} clients, a queue of 4, {args.seconds / 6:g} s", ("--max-waiting", "4"), args.clients,
+        (f"{args.clients} clients, a queue of 4, {args.seconds / 6:g} s", ("--set", "max_waiting=4"), args.clients,
          args.seconds / 6),
     ):  # fmt: skip
         with served(index, *arguments) as (url, process):

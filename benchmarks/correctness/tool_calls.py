@@ -42,7 +42,7 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.walk import RolloutRunner
 from leret.training.data import TokenEncoder, TrainingExample, plain
-from leret.training.online.writing import ServedPolicy
+from leret.training.rounds.writing import ServedPolicy
 
 WORDS = [
     "river", "bridge", "garden", "harbor", "lantern", "mirror", "window", "forest", "castle", "market", "singer",

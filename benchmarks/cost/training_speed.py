@@ -113,8 +113,8 @@ def by_grpo(run, side, out, given):
 
     from leret.policies.local.policy import LocalPolicy
     from leret.rollouts.rounds import RoundSampler
-    from leret.training.algorithms.grpo import GRPORecipe
-    from leret.training.online.trl import StoredStates
+    from leret.training.rounds.grpo import GRPORecipe
+    from leret.training.rounds.trl import StoredStates
     from leret.training.stage import train
 
     spent = {"sampled": 0.0, "completed": 0.0, "scored": 0.0}

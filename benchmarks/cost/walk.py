@@ -28,8 +28,8 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.retrieval import batching
 from leret.sampling.stage import sample
-from leret.training.algorithms.preference import IPORecipe
 from leret.training.stage import train
+from leret.training.stored.preference import IPORecipe
 
 PACKAGE = str(Path(leret.__file__).parent)
 FIRST, LAST = "_of_prompt", "put_samples"

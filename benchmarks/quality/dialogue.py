@@ -29,10 +29,10 @@ from leret.evaluation.stage import evaluate
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.sampling.stage import sample
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.grpo import GRPORecipe, loss
-from leret.training.algorithms.pick import PickRecipe
-from leret.training.online.algorithm import OnlineAlgorithm
-from leret.training.online.base import Objective
+from leret.training.picks.pick import PickRecipe
+from leret.training.rounds.algorithm import Objective, RoundAlgorithm
+from leret.training.rounds.algorithm import writer as make_writer
+from leret.training.rounds.grpo import GRPORecipe, loss
 from leret.training.stage import train
 
 RECIPE = "sampling/dialogue.yaml"
@@ -62,7 +62,9 @@ def train_arms(run: Run, seed: int, arms: list[str], smaller: list[str]) -> None
         held = [getattr(joint, name).model_copy(update={"beta": 10.0}) for name in ("picker", "writer")]
         train(joint.model_copy(update={"name": "beta", "picker": held[0], "writer": held[1]}), run)
     if "reinforce" in arms:
-        ALGORITHMS["grpo"] = OnlineAlgorithm(GRPORecipe, Objective(reward_itself, loss), lambda _: "REINFORCE")
+        ALGORITHMS["grpo"] = RoundAlgorithm(
+            GRPORecipe, Objective(reward_itself, loss), make_writer, lambda _: "REINFORCE"
+        )
         train(writer.model_copy(update={"name": "reinforce", "num_generations": 4, "learning_rate": 5e-3}), run)
 
 

@@ -44,9 +44,9 @@ from leret.config.policy import EncoderSettings, FeaturesSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Candidate, Choice, Task
-from leret.datasets.formats.babilong import babi_records
 from leret.datasets.records import Problems
 from leret.evaluation.statistics import bootstrap_intervals
+from leret.extras.babilong import babi_records
 from leret.policies.base import Completion, Request
 from leret.policies.pickers.picker import Picker, open_picker
 from leret.rollouts.environment import Environment

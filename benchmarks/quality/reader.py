@@ -26,7 +26,7 @@ from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.types import Task
 from leret.policies.checkpoints import find_model
-from leret.rewards.likelihood import reader_lines
+from leret.programs.prompts import reader_lines
 from leret.rollouts.environment import Environment
 
 WORDS, PASSAGES, BATCH = 40, 6, 8

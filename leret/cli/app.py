@@ -18,7 +18,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import compare, data, demo, index, rewards, run, sample, search, serve, view
+from leret.cli import data, demo, index, run, sample, search, serve, view
 from leret.cli.console import as_json, complain
 from leret.core.errors import ConfigError, LeretError, MissingDependency, was_interrupted
 from leret.core.memory import tune_malloc
@@ -58,16 +58,58 @@ _LOUD = (
 )
 
 
-class _Application(typer.core.TyperGroup):
+_REPLACED = {
+    "data fetch": "python -m leret.extras.fetch LIST --out DIR",
+    "eval-retriever": "leret search INDEX --questions FILE",
+    "index info": "leret index check INDEX",
+    "pairs": "leret rescore --run RUN",
+    "recipes copy": "leret recipes show NAME --out DIR",
+    "report": "leret view RUN --report",
+    "rewards": "leret recipes list",
+    "runs": "leret compare DIR",
+    "score": "python -m leret.extras.score FILE",
+    "store merge": "leret sample RECIPE --run RUN --merge SHARD",
+    "trial": "leret sample RECIPE --trial",
+    "--engine": "--workers N",
+    "--max-batch": "--set max_batch=N",
+    "--max-body-mb": "--set max_body=BYTES",
+    "--max-documents": "--set max_documents=N",
+    "--max-k": "--set max_k=N",
+    "--max-waiting": "--set max_waiting=N",
+    "--skip-invalid": "--set data.skip_invalid=true",
+    "--to": "--out FILE.jsonl or --out FILE.parquet",
+}
+"""Commands and options of earlier versions, with what replaces them."""
+_GLOBAL = ("--debug", "--json")
+"""Flags that may stand anywhere on the command line."""
+_WITHOUT_JSON = ("serve", "view")
+
+
+class _Group(typer.core.TyperGroup):
+    """Group that names the replacement of a command of an earlier version."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        names = [args[0]]
+        context = ctx
+        while context.parent is not None:
+            names.insert(0, context.info_name)
+            context = context.parent
+        command = " ".join(names)
+        if args[0] not in self.commands and command in _REPLACED:
+            ctx.fail(f"no command '{command}'; use `{_REPLACED[command]}`")
+        return super().resolve_command(ctx, args)
+
+
+class _Application(_Group):
     """Root command that turns each error into one message and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Accept ``--debug`` anywhere on the command line."""
-        debug = "--debug" in args
-        if debug:
-            args = ["--debug", *(arg for arg in args if arg != "--debug")]
-        with ended(debug=debug):
-            return super().parse_args(ctx, args)
+        """Move the flags in `_GLOBAL` to the front; words after ``--`` are not flags."""
+        end = args.index("--") if "--" in args else len(args)
+        flags = [flag for flag in _GLOBAL if flag in args[:end]]
+        rest = [arg for arg in args[:end] if arg not in flags]
+        with ended(debug="--debug" in flags):
+            return super().parse_args(ctx, [*flags, *rest, *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
         with ended(debug=bool(ctx.params.get("debug"))):
@@ -92,8 +134,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _global(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks and library logs.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object.")
     ] = False,
     version: Annotated[
         bool,
@@ -102,8 +148,10 @@ def _global(
         ),
     ] = False,
 ) -> None:
+    if json and context.invoked_subcommand in _WITHOUT_JSON:
+        context.fail(f"`leret {context.invoked_subcommand}` prints no JSON; remove --json")
     prepare(debug)
-    as_json(False)
+    as_json(json)
 
 
 _START = "Start here"
@@ -114,37 +162,25 @@ _SERVING = "Serving"
 for panel, name, function, example in (
     (_START, "demo", demo.demo, "--run runs/demo"),
     (_START, "init", demo.init, "--questions questions.jsonl --corpus corpus.jsonl"),
-    (_START, "trial", sample.trial, "sample.yaml"),
     (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
-    (_LOOP, "pairs", sample.pairs, "--run runs/mine --strategy best-worst"),
-    (_LOOP, "rescore", rewards.rescore, "--run runs/mine --reward recall@5"),
+    (_LOOP, "rescore", sample.rescore, "--run runs/mine --reward recall@5"),
     (_LOOP, "train", run.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
     (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
     (_LOOP, "view", view.view, "runs/mine"),
-    (_LOOP, "report", view.report, "runs/mine"),
-    (_LOOP, "runs", compare.runs, "runs"),
-    (_LOOP, "compare", compare.compare, "runs/seed-0 runs/seed-1 runs/seed-2"),
+    (_LOOP, "compare", view.compare, "runs/seed-0 runs/seed-1 runs/seed-2"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
-    (
-        _DATA,
-        "score",
-        rewards.score,
-        "answers.jsonl --references questions.jsonl --measures f1,bleu,rougeL",
-    ),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
-    (_DATA, "eval-retriever", search.eval_retriever, "indexes/mine --questions q.jsonl"),
 ):
     app.command(name, rich_help_panel=panel, epilog=f"Example: leret {name} {example}")(function)
 for panel, name, group in (
     (_START, "recipes", demo.app),
     (_LOOP, "store", sample.app),
-    (_LOOP, "rewards", rewards.app),
     (_DATA, "data", data.app),
     (_DATA, "index", index.app),
     (_SERVING, "serve", serve.app),
 ):
-    app.add_typer(group, name=name, rich_help_panel=panel)
+    app.add_typer(group, name=name, cls=_Group, rich_help_panel=panel)
 
 
 @contextmanager
@@ -177,6 +213,9 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
     if hasattr(error, "format_message"):
         command = error.ctx.command_path if error.ctx else "leret"
         message = error.format_message().rstrip(".")
+        replacement = _REPLACED.get(getattr(error, "option_name", ""))
+        if replacement is not None:
+            message = f"no such option: {error.option_name}; use {replacement}"
         return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
     if isinstance(error, LeretError):
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]

@@ -52,10 +52,14 @@ _EXCEPTIONAL = {
 """Counts that are shown only if they are not 0."""
 
 
-def as_json(wanted: bool) -> bool:
+def as_json(wanted: bool) -> None:
     """Handle ``--json``: `facts` and `table` print a JSON object; `say` and `done` print nothing."""
     _JSON.set(wanted)
-    return wanted
+
+
+def is_json() -> bool:
+    """Return whether the command prints a JSON object."""
+    return _JSON.get()
 
 
 def _writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -85,19 +89,18 @@ RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file or the name of a shipped recipe.")
 ]
 RunOption = Annotated[Path, typer.Option("--run", metavar="DIR", help="The run directory.")]
+NewRunOption = Annotated[
+    Path | None,
+    typer.Option("--run", metavar="DIR", help="The run directory.", show_default="runs/RECIPE"),
+]
 Overrides = Annotated[list[str] | None, _set("sampling.samples=2")]
 TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
 DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
 RetrieverOverrides = Annotated[list[str] | None, _set("store=hnsw")]
 EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
+ServerOverrides = Annotated[list[str] | None, _set("max_k=100")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the planned work and its cost, then exit.")
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", callback=as_json, help="Print the result as one JSON object.")
-]
-SkipInvalid = Annotated[
-    bool, typer.Option("--skip-invalid", help="Skip and count invalid lines in the data.")
 ]
 FormatOption = Annotated[
     str | None, typer.Option("--format", help="Data format: jsonl, beir, hotpotqa, chunks, ...")
@@ -111,10 +114,20 @@ IndexOrUrl = Annotated[
 ]
 TokenEnv = Annotated[
     str | None,
-    typer.Option(
-        "--token-env", metavar="VAR", help="Environment variable that holds the server's token."
-    ),
+    typer.Option("--token-env", metavar="VAR", help="Variable with the server's token."),
 ]
+QuestionsOption = Annotated[
+    str | None,
+    typer.Option("--questions", metavar="PATH", help="The question file, or hf:NAME."),
+]
+CorpusOption = Annotated[
+    str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")
+]
+
+
+def run_path(run: Path | None, recipe: str) -> Path:
+    """Return the run directory, by default ``runs/`` with the recipe's name."""
+    return run or Path("runs") / Path(recipe).stem
 
 
 def say(text: str = "", style: str | None = None) -> None:

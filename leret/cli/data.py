@@ -12,17 +12,16 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import (
-    AsJson,
+    CorpusOption,
     DataOverrides,
     FormatOption,
-    SkipInvalid,
+    QuestionsOption,
     done,
     facts,
     sampling_recipe,
     say,
 )
 from leret.core.errors import ConfigError
-from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -35,7 +34,7 @@ _ANSWER_WIDTH = 80  # characters
 _DATA_ENDINGS = (".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")
 
 app = typer.Typer(
-    help="Inspect data, add candidates to questions, fetch and chunk documents.",
+    help="Inspect data, add candidates to questions, chunk documents.",
     no_args_is_help=True,
 )
 
@@ -46,15 +45,9 @@ def inspect(
         str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe.")
     ] = None,
     form: FormatOption = None,
-    questions: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")
-    ] = None,
-    corpus: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")
-    ] = None,
-    skip_invalid: SkipInvalid = False,
+    questions: QuestionsOption = None,
+    corpus: CorpusOption = None,
     overrides: DataOverrides = None,
-    as_json: AsJson = False,
 ) -> None:
     """Check and summarize a question file and its corpus. Exit with code 2 if lines are invalid."""
     data = _settings(recipe, form, questions, corpus, overrides or [])
@@ -62,7 +55,7 @@ def inspect(
 
     report = stage(data.model_copy(update={"skip_invalid": True}))
     _show(report)
-    if report.problems and not (skip_invalid or data.skip_invalid):
+    if report.problems and not data.skip_invalid:
         raise typer.Exit(2)
 
 
@@ -77,67 +70,14 @@ def episodes(
     candidates: Annotated[
         int, typer.Option(min=2, help="Candidates per question, including gold documents.")
     ] = 10,
-    form: FormatOption = None,
 ) -> None:
     """Add candidates from a corpus to each question: its gold documents and the best other BM25 results."""
     from leret.datasets.load import load
 
-    data = _settings(None, form, questions, corpus, ["data.split=all"])
+    data = _settings(None, None, questions, corpus, ["data.split=all"])
     n = _write_episodes(load(data), out, candidates)
+    facts({"path": out, "n_questions": n}, {})
     done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
-
-
-@app.command(
-    "fetch", epilog="Example: leret data fetch questions.jsonl --url-field document_url --out pages"
-)
-def fetch(
-    urls: Annotated[
-        Path,
-        typer.Argument(metavar="LIST", help="JSON lines, CSV, or a file with one URL per line."),
-    ],
-    out: Annotated[
-        Path, console.output_directory("Directory for corpus.jsonl, failures.tsv and the cache.")
-    ],
-    url_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field of LIST with the URL.")
-    ] = None,
-    id_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Field with the id; default: the URL.")
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(min=1e-3, help="Maximum requests per second to one site.")
-    ] = 1.0,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds per page, including redirects.")
-    ] = 30.0,
-    max_mb: Annotated[
-        float, typer.Option(min=1e-3, help="Maximum size of a page after decompression.")
-    ] = 10.0,
-    max_redirects: Annotated[
-        int, typer.Option(min=0, help="Maximum number of redirects of a page.")
-    ] = 5,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another host for redirects. Repeatable.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Fetch web pages into a corpus of their main texts. Run the same command again to resume."""
-    from leret.datasets.fetch import FetchSettings, read_list
-    from leret.datasets.fetch import fetch as stage
-
-    max_bytes = round(max_mb * 2**20)
-    hosts = tuple(allow_host or ())
-    settings = FetchSettings(rate, timeout, max_bytes, max_redirects, hosts)
-    with shown() as progress:
-        report = stage(*read_list(urls, url_field, id_field), out, settings, progress)
-    kinds = Counter(kind for _, kind, _ in report.failures)
-    first = {kind: (url, why) for url, kind, why in reversed(report.failures)}
-    rows = [(kind, f"{n:,}", *first[kind]) for kind, n in kinds.most_common()]
-    console.table(("failure", "entries", "first", "reason"), rows, values=report)
-    done(
-        f"{report.n_documents:,} documents in {out}/corpus.jsonl, "
-        f"{kinds.total():,} failures in {out}/failures.tsv"
-    )
 
 
 @app.command(
@@ -157,7 +97,6 @@ def chunk(
         str, typer.Option(help="First line of each text, with {title} and {doc_id}.")
     ] = "",
     form: FormatOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Split documents into chunks at sentence ends. A chunk has the id doc#i and its document's id as parent."""
     from leret.datasets.chunk import tokens_of, words, write_chunks

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, RunOption
+from leret.cli.console import RunOption
 from leret.core import bundled
 from leret.core.bundled import MINILM, POLICIES
 from leret.core.errors import ConfigError, DataError, LeretError
@@ -46,9 +46,6 @@ _STRENGTHS = (  # minimum recall, comment
     (1e-9, "That is weak: better queries have much to gain."),
     (0.0, "None of the gold documents was found; check that the questions belong to this corpus."),
 )
-_NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="A name from `leret recipes list`.")
-]
 
 app = typer.Typer(
     help="List, show and copy the shipped recipes and programs.", no_args_is_help=True
@@ -58,7 +55,6 @@ app = typer.Typer(
 def demo(
     run: RunOption = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed for data, sampling and training.")] = 0,
-    as_json: AsJson = False,
 ) -> None:
     """Train a small language model to search. Takes a few minutes, without GPU or network."""
     from leret.cli.run import show
@@ -104,6 +100,7 @@ def init(
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
     recall = raw_question(sampling)
+    console.facts({"sampling": sampling, "evaluation": evaluation, "raw_question": recall}, {})
     console.say(recall or "raw question: not measured, because no question has gold documents")
     after = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2]
     head = after.partition("# Expected time:")[0]
@@ -153,54 +150,71 @@ def _write_starter(
     trial: bool,
 ) -> tuple[Path, Path]:
     """Check data and policy. Write an evaluation recipe, and a sampling recipe that starts with the next commands."""
-    from leret.datasets.describe import inspect
-
     paths = out / "sample.yaml", out / "eval.yaml"
     for path in filter(Path.exists, paths):
         raise ConfigError(f"{path} already exists; choose another directory with --out")
-    values = _policy_values(data, policy, model, weights)
-    if program is not None and values["road"] not in ("local", "served", "small", "pretrained"):
-        raise ConfigError(
-            "--program needs a language model; add --policy MODEL, or --policy URL --model NAME"
-        )
-    values |= {
-        "program": program,
-        "exclude_seen": program is None or _has_search(data, values["lm"], program),
-    }
-    report = inspect(_recipe({**data, "merge_questions": True}).data)
-    held_out = _held_out(report, data["questions"])
-    most = max(report.gold, key=lambda n: (n > 0, report.gold[n]))
-    values |= {
-        "data": data,
-        "report": report,
-        "held_out": held_out,
-        "most": most,
-        "hops": most if most <= 4 else 2,
-    }
-    if not any(report.gold) and values["road"] == "small" and policy not in bundled.SCOPES:
-        values["road"] = "local"  # a small model that follows instructions can answer questions too
-    values["answers"] = _only_answers(report, values["road"], policy, data["questions"])
-    # dev selects a picker's best checkpoint
-    values["dev"] = held_out == "test" and "dev" in report.splits
-    if values["road"] is None:
-        values["road"] = "rerank" if most == 1 else "expand-pick"
-        console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
-    packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
-    values["large"] = values["road"] == "served"
-    if values["road"] == "local":
-        values["large"] = not _is_small(values["lm"]["model"], _LARGE_BYTES)
-    values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
+    values = _starter_values(data, policy, model, weights, program)
     values |= {"sampling": paths[0], "evaluation": paths[1], "run": _free_run(out), "best": None}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
             file.write(_rendered(bundled.ROOT / folder / "init.yaml.j2", values))
     has_lm = values["road"] in ("local", "served", "small")
-    named = has_lm and values["lm"]["model"] not in bundled.SCOPES
-    if trial and named and report.n_documents <= _RAW_DOCUMENTS:
+    has_words = has_lm and values["lm"]["model"] not in bundled.SCOPES
+    if trial and has_words and values["report"].n_documents <= _RAW_DOCUMENTS:
         values["best"] = _best_format(paths[0])
         write_atomically(paths[0], _rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
     return paths
+
+
+def _starter_values(
+    data: dict[str, Any],
+    policy: str | None,
+    model: str | None,
+    weights: str | None,
+    program: str | None,
+) -> dict[str, Any]:
+    """Return the values of the recipes' templates: data and its report, policy, program, and what they lead to."""
+    from leret.datasets.describe import inspect
+
+    values = _policy_values(data, policy, model, weights)
+    if program is not None and values["road"] not in ("local", "served", "small", "pretrained"):
+        raise ConfigError(
+            "--program needs a language model; add --policy MODEL, or --policy URL --model NAME"
+        )
+    exclude_seen = program is None or _has_search(data, values["lm"], program)
+    report = inspect(_recipe({**data, "merge_questions": True}).data)
+    held_out = _held_out(report, data["questions"])
+    most = max(report.gold, key=lambda n: (n > 0, report.gold[n]))
+    if not any(report.gold) and values["road"] == "small" and policy not in bundled.SCOPES:
+        values["road"] = "local"  # a small model that follows instructions can answer questions too
+    answers = _only_answers(report, values["road"], policy, data["questions"])
+    if values["road"] is None:
+        values["road"] = "rerank" if most == 1 else "expand-pick"
+        console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
+    road = values["road"]
+    is_large = road == "local" and not _is_small(values["lm"]["model"], _LARGE_BYTES)
+    return {
+        **values,
+        "program": program,
+        "exclude_seen": exclude_seen,
+        "data": data,
+        "report": report,
+        "held_out": held_out,
+        "most": most,
+        "hops": most if most <= 4 else 2,
+        "answers": answers,
+        # dev selects a picker's best checkpoint
+        "dev": held_out == "test" and "dev" in report.splits,
+        "large": road == "served" or is_large,
+        "missing": _missing_packages(road),
+    }
+
+
+def _missing_packages(road: str) -> list[str]:
+    """Return the packages that a type of policy needs and that are not installed."""
+    packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(road, {})
+    return [name for module, name in packages.items() if find_spec(module) is None]
 
 
 def _has_search(data: Mapping[str, Any], lm: Mapping[str, Any], program: str) -> bool:
@@ -223,7 +237,9 @@ def _best_format(recipe: Path) -> FormatTrial | None:
     try:
         return run_trial(console.sampling_recipe(recipe)).best
     except LeretError as error:
-        console.complain(f"formats not tried: {error}; run `leret trial {recipe}` later", "note: ")
+        console.complain(
+            f"formats not tried: {error}; run `leret sample {recipe} --trial` later", "note: "
+        )
         return None
 
 
@@ -297,7 +313,7 @@ def raw_question(path: Path) -> str | None:
     if len(data.corpus) > _RAW_DOCUMENTS:
         return (
             f"raw question: not measured on {len(data.corpus):,} documents (too slow); run `leret index build {path} "
-            f"--out DIR` and `leret eval-retriever DIR --questions FILE`"
+            f"--out DIR` and `leret search DIR --questions FILE`"
         )
     arguments = recipe.program.arguments
     n = recipe.retriever.k
@@ -370,27 +386,44 @@ def _held_out(report: DataReport, questions: str) -> str:
 
 
 @app.command("list", epilog="Example: leret recipes list")
-def list_recipes(as_json: AsJson = False) -> None:
-    """List the shipped recipes and programs with their purposes."""
-    console.facts({name: bundled.purpose(name) for name in bundled.names()})
+def list_recipes() -> None:
+    """List the shipped recipes and programs with their purposes, and the rewards that a recipe can name."""
+    from leret.config.sampling import REWARD_SHELF
+    from leret.rewards import REWARDS, Part, settings_of
+
+    names = [*REWARDS, *REWARD_SHELF]
+    purposes = {name: bundled.purpose(name) for name in bundled.names()}
+    console.facts({**purposes, "rewards": names}, purposes)
+    rows = []
+    for name in names:
+        settings = settings_of(Part(name, name).loaded)
+        label = f"{name}, {name}@k" if "k" in settings else name
+        rows.append((label, ", ".join(setting for setting in settings if setting != "k")))
+    console.table(("reward (or FILE.py:function)", "settings"), rows)
 
 
 @app.command("show", epilog="Example: leret recipes show sampling/demo")
-def show_recipe(name: _NameArgument) -> None:
-    """Print a shipped recipe or program."""
-    console.say(bundled.find(name, *bundled.FOLDERS).read_text(encoding="utf-8").rstrip())
-
-
-@app.command("copy", epilog="Example: leret recipes copy sampling/demo mine")
-def copy_recipe(
-    name: _NameArgument,
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory for the copy.")
-    ] = Path(),
+def show_recipe(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name from `leret recipes list`.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Copy it to DIR instead, with the programs that it can use."
+        ),
+    ] = None,
 ) -> None:
-    """Copy a recipe, and the programs that it can use, for editing. Existing files are not overwritten."""
+    """Print a shipped recipe or program, or copy it for editing. Existing files are not overwritten."""
+    if out is not None:
+        return _copy(name, out)
+    text = bundled.find(name, *bundled.FOLDERS).read_text(encoding="utf-8").rstrip()
+    console.say(text)
+    console.facts({"name": name, "text": text}, {})
+
+
+def _copy(name: str, directory: Path) -> None:
     written = bundled.copy(name, directory)
     for path in written:
         console.say(f"wrote {path}")
     if not written:
         console.say("nothing to do: all files exist")
+    console.facts({"written": written}, {})

@@ -1,15 +1,22 @@
-"""``leret index``: build, inspect and check search indexes."""
+"""``leret index``: build and check search indexes."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, DryRun, FormatOption, RetrieverOverrides, SkipInvalid
+from leret.cli.console import (
+    CorpusOption,
+    DataOverrides,
+    DryRun,
+    FormatOption,
+    RetrieverOverrides,
+)
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.files import require_writable
 from leret.core.progress import shown
@@ -20,13 +27,9 @@ if TYPE_CHECKING:
     from leret.retrieval.index.manifest import Manifest
 
 
-app = typer.Typer(help="Build, inspect and check search indexes.", no_args_is_help=True)
+app = typer.Typer(help="Build and check search indexes.", no_args_is_help=True)
 
 _FLAGS = {"data.kind": "--format", "data.corpus": "--corpus"}
-IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
-CorpusOption = Annotated[
-    str | None, typer.Option("--corpus", metavar="PATH", help="The corpus file, or hf:NAME.")
-]
 
 
 @app.command(
@@ -47,34 +50,19 @@ def build(
         str | None, typer.Option(help="Model directory or hub name (dense, colbert).")
     ] = None,
     overrides: RetrieverOverrides = None,
-    skip_invalid: SkipInvalid = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
     dry_run: DryRun = False,
-    as_json: AsJson = False,
 ) -> None:
     """Build an index of a corpus. Run the same command again to resume; a complete index is left unchanged."""
     from leret.datasets.load import load_corpus
     from leret.retrieval.load import build_index, plan_index
 
-    changes = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides or []]
+    changes = [_of_retriever(override) for override in overrides or []]
     if recipe is not None:
-        flags = {
-            "--kind": kind,
-            "--corpus": corpus,
-            "--format": form,
-            "--model": model,
-            "--skip-invalid": skip_invalid or None,
-        }
-        used = [flag for flag, value in flags.items() if value is not None]
-        if used:
-            raise ConfigError(
-                f"{recipe} already sets retriever and corpus; remove {', '.join(used)}, or the recipe"
-            )
-        whole = console.sampling_recipe(recipe, changes, ("policy.model",))
-        data = whole.data
-        settings = whole.retriever
+        flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
+        data, settings = _recipe_settings(recipe, flags, changes)
     else:
-        data, settings = _flag_settings(kind, corpus, form, model, changes, skip_invalid)
+        data, settings = _flag_settings(kind, corpus, form, model, changes)
     out = Path(os.path.abspath(out))
     if not out.exists():
         require_writable(out, "--out")
@@ -93,39 +81,48 @@ def build(
     console.facts(manifest.model_dump(exclude_none=True), {})
 
 
-@app.command("info", epilog="Example: leret index info indexes/mine")
-def info(index: IndexArgument, as_json: AsJson = False) -> None:
-    """Show an index's manifest."""
-    from leret.retrieval.index.manifest import read_manifest
-
-    manifest = read_manifest(index)
-    console.say(str(index))
-    size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
-    console.facts(manifest.model_dump(exclude_none=True), {**_rows(manifest), "size": size})
-
-
 @app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
 def check(
-    index: IndexArgument,
+    index: Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")],
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    skip_invalid: SkipInvalid = False,
+    overrides: DataOverrides = None,
 ) -> None:
-    """Read all files of an index, open it and search it. With --corpus, check that it was built from that corpus."""
+    """Read all files of an index, search it, and show what it holds. With --corpus, compare it with that corpus."""
     from leret.config.load import flag_recipe
     from leret.datasets.load import load_corpus
     from leret.retrieval.load import check_index
 
-    if corpus is None and (form is not None or skip_invalid):
-        raise ConfigError(
-            "--format and --skip-invalid need --corpus; add --corpus PATH or remove the flags"
-        )
+    if corpus is None and (form is not None or overrides):
+        raise ConfigError("--format and --set need --corpus; add --corpus PATH or remove them")
     documents = None
     if corpus is not None:
-        recipe = {"data": _data(corpus, form, skip_invalid)}
-        documents = load_corpus(flag_recipe(recipe, _FLAGS, (), ("data.questions",)).data)
+        recipe = {"data": _data(corpus, form)}
+        settings = flag_recipe(recipe, _FLAGS, overrides or (), ("data.questions",))
+        documents = load_corpus(settings.data)
     manifest = check_index(index, documents)
     console.done(f"{index}: no faults; {manifest.engine}, {manifest.size}")
+    size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
+    console.facts(manifest.model_dump(exclude_none=True), {**_rows(manifest), "size": size})
+
+
+def _of_retriever(override: str) -> str:
+    """Return an override of a recipe for KEY=VALUE, where KEY without a section is a key of the retriever."""
+    if override.startswith(("retriever.", "data.")):
+        return override
+    return f"retriever.{override}"
+
+
+def _recipe_settings(
+    recipe: str, flags: Mapping[str, str | None], changes: list[str]
+) -> tuple[DataSettings, RetrieverSettings]:
+    used = [flag for flag, value in flags.items() if value is not None]
+    if used:
+        raise ConfigError(
+            f"{recipe} already sets retriever and corpus; remove {', '.join(used)}, or the recipe"
+        )
+    settings = console.sampling_recipe(recipe, changes, ("policy.model",))
+    return settings.data, settings.retriever
 
 
 def _flag_settings(
@@ -134,7 +131,6 @@ def _flag_settings(
     form: str | None,
     model: str | None,
     changes: list[str],
-    skip_invalid: bool,
 ) -> tuple[DataSettings, RetrieverSettings]:
     from leret.config.load import flag_recipe
     from leret.retrieval.load import model_keys
@@ -160,18 +156,13 @@ def _flag_settings(
     flags = {**_FLAGS, "retriever.kind": "--kind"}
     for key in keys.values():
         flags[f"retriever.{key}"] = "--model"
-    recipe = {"data": _data(corpus, form, skip_invalid), "retriever": retriever}
+    recipe = {"data": _data(corpus, form), "retriever": retriever}
     settings = flag_recipe(recipe, flags, changes, ("data.questions",))
     return settings.data, settings.retriever
 
 
-def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:
-    return {
-        "kind": form or "jsonl",
-        "corpus": corpus,
-        "questions": corpus,
-        "skip_invalid": skip_invalid,
-    }
+def _data(corpus: str, form: str | None) -> dict[str, Any]:
+    return {"kind": form or "jsonl", "corpus": corpus, "questions": corpus}
 
 
 def _exists(out: Path, planned: Manifest, force: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.cli.console import DryRun, NewRunOption, Overrides, RecipeArgument, RunOption
 from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
@@ -31,7 +31,6 @@ def train(
     run: RunOption,
     overrides: console.TrainingOverrides = None,
     dry_run: DryRun = False,
-    as_json: AsJson = False,
     launch: Annotated[
         str | None,
         typer.Option(
@@ -41,11 +40,17 @@ def train(
     ] = None,
 ) -> None:
     """Train a policy on a run's samples (sft, dpo, ipo, kto) or on new samples (grpo, rloo, ppo)."""
-    from leret.config.load import load_recipe
+    from leret.config.load import flag_settings, load_recipe
+    from leret.core.classes import is_path
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
 
-    settings = load_recipe(recipe, TrainingRecipe, overrides or ())
+    if is_path(recipe):
+        settings = flag_settings(
+            TrainingRecipe, {"algorithm": recipe}, {"algorithm": "RECIPE"}, overrides or ()
+        )
+    else:
+        settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
     from leret.training import stage  # slow to import, so check the recipe first
@@ -57,31 +62,22 @@ def train(
         return console.facts(stage.estimate(settings, directory))
     if launch is not None:
         launcher = _launched(launch)
-        stage.estimate(
-            settings, directory
-        )  # raises errors of the recipe once, before the processes start
-        command = [
-            *launcher,
-            "train",
-            recipe,
-            "--run",
-            str(run),
-            *(f"--set={value}" for value in overrides or ()),
-        ]
-        if context.find_root().params.get("debug"):
-            command.insert(len(launcher), "--debug")
-        raise typer.Exit(_run_launcher(command))
+        # Raise errors of the recipe once, before the processes start.
+        stage.estimate(settings, directory)
+        flags = [f"--{name}" for name in ("debug", "json") if context.find_root().params.get(name)]
+        changes = [f"--set={override}" for override in overrides or ()]
+        words = ["train", recipe, "--run", str(run), *changes]
+        raise typer.Exit(_run_launcher([*launcher, *flags, *words]))
     first = os.environ.get("RANK", "0") == "0"  # only the first process prints
     with shown() as progress:
         report = stage.train(settings, directory, progress=progress if first else None)
     if first:
-        console.done(
-            f"nothing to do: {report.path} is complete"
-            if report.already
-            else f"trained {report.path}"
-        )
+        if report.already:
+            console.done(f"nothing to do: {report.path} is complete")
+        else:
+            console.done(f"trained {report.path}")
         console.facts(report)
-        if settings.folder == "policies":
+        if settings.folder == "policies" and not is_path(recipe):
             console.next_command("eval", recipe, run)
 
 
@@ -131,7 +127,6 @@ def merge(
         Path, typer.Argument(metavar="ADAPTER", help="Directory of a trained adapter.")
     ],
     out: Annotated[Path, console.output_directory("Directory for the merged model, in float32.")],
-    as_json: AsJson = False,
 ) -> None:
     """Merge a LoRA adapter into its base model, and compare logits before and after."""
     from leret.policies.checkpoints import find_model
@@ -154,7 +149,6 @@ def evaluate(
     all_: Annotated[
         bool, typer.Option("--all", help="Also show every measure after each hop.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Evaluate the base model, prompts, trained policies and baselines on held-out questions."""
     from leret.config.evaluation import EvalRecipe
@@ -207,9 +201,7 @@ def run(
             help="Sampling, training and evaluation recipes, or one file with all.",
         ),
     ],
-    run: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/RECIPE")
-    ] = None,
+    run: NewRunOption = None,
     rounds: Annotated[
         int,
         typer.Option(
@@ -225,9 +217,7 @@ def run(
         ),
     ] = None,
     overrides: Overrides = None,
-    skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
-    as_json: AsJson = False,
 ) -> None:
     """Sample, train and evaluate, in one or more rounds. One sampling recipe takes the other recipes of its name."""
     from leret.config.load import load_all
@@ -236,14 +226,10 @@ def run(
     from leret.optimize.rounds import run_stage, schedule
 
     recipes = _with_same_name(recipes)
-    loaded = load_all(
-        recipes,
-        (overrides or []) + ["data.skip_invalid=true"] * skip_invalid,
-        console.known_names(),
-    )
+    loaded = load_all(recipes, overrides or (), console.known_names())
     for recipe in (recipe for recipe in loaded if isinstance(recipe, SamplingRecipe)):
         console.warn_of_scope(recipe.policy.model, recipe.data.kind, recipe.program.path)
-    path = run or Path("runs") / Path(recipes[0]).stem
+    path = console.run_path(run, recipes[0])
     steps = schedule(loaded, Run(path), rounds)
     if dry_run:
         return console.facts({str(n): step.title for n, step in enumerate(steps, 1)})

@@ -1,9 +1,9 @@
-"""``leret sample``, ``leret pairs`` and ``leret store``."""
+"""``leret sample``, ``leret rescore`` and ``leret store``: make, score, check and export samples."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,106 +12,111 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.cli.console import DryRun, NewRunOption, Overrides, RecipeArgument, RunOption
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
-    from leret.config.sampling import SamplingRecipe
+    from leret.config.sampling import RewardSettings, SamplingRecipe
     from leret.core.runs import Run
     from leret.sampling.trial import TrialReport
 
-app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
+_RECIPE = (".yaml", ".yml")
 
-Strategy = Literal["adjacent", "best-worst", "all", "margin"]
+app = typer.Typer(help="Check and export the samples of a run.", no_args_is_help=True)
 
 
 def sample(
     recipe: RecipeArgument,
-    run: RunOption,
+    run: NewRunOption = None,
     overrides: Overrides = None,
-    skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
-    as_json: AsJson = False,
+    trial: Annotated[
+        bool,
+        typer.Option(
+            "--trial", help="Try the formats that fit the policy on 30 questions, then exit."
+        ),
+    ] = False,
     shard: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Sample only shard I of N, with I from 0 to N-1."),
     ] = None,
-    engine: Annotated[
-        Literal["process", "ray"], typer.Option(help="Sample in this process or on a Ray cluster.")
-    ] = "process",
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Merge another machine's run first. Repeatable."),
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes for --engine ray.")
+        int | None, typer.Option(min=1, metavar="N", help="Sample in N processes of a Ray cluster.")
     ] = None,
     address: Annotated[
         str | None,
-        typer.Option(
-            help="Cluster for --engine ray: auto, HOST:PORT or ray://; default: a new cluster."
-        ),
+        typer.Option(help="Ray cluster: auto, HOST:PORT or ray://; default: a new cluster."),
     ] = None,
 ) -> None:
     """Try several queries at each state of a program, and reward each query."""
     from leret.core.runs import Run
 
-    settings = console.sampling_recipe(
-        recipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    )
-    if engine == "process" and (workers is not None or address is not None):
+    settings = console.sampling_recipe(recipe, overrides or [])
+    if address is not None and workers is None:
+        raise ConfigError(f"--address {address} needs --workers N; add it or remove --address")
+    if shard is not None and (workers is not None or merge):
         raise ConfigError(
-            "--workers and --address need --engine ray; add --engine ray or remove the flags"
+            f"--shard {shard} cannot be used with --workers or --merge; remove one of them"
         )
-    if engine == "ray" and (workers is None or shard is not None):
-        raise ConfigError(
-            "--engine ray needs --workers N and cannot use --shard; add --workers N or remove --shard"
-        )
+    if trial:
+        return _show_trial(settings)
     console.warn_of_scope(settings.policy.model, settings.data.kind, settings.program.path)
     from leret.sampling.estimate import estimate  # slow to import, so check the recipe first
-    from leret.sampling.sharding import RayCluster, Shard, sample_shard
+    from leret.sampling.sharding import RayCluster
     from leret.sampling.stage import sample as stage
+    from leret.sampling.store.merge import merge_shards
 
+    path = console.run_path(run, recipe)
     if dry_run:
-        return console.facts(estimate(settings, Run(run)))
+        return console.facts(estimate(settings, Run(path)))
     if shard is not None:
-        part = Shard.parse(shard)
-        directory = Run.create(run)
-        with shown() as progress:
-            stats = sample_shard(settings, directory, part, progress=progress)
-        console.done(
-            f"shard {shard}: {part.store(directory)}; "
-            f"merge all shards: leret sample {recipe} --run {run}"
-        )
-        return console.facts(stats)
+        return _sample_shard(settings, recipe, path, shard)
+    if merge:
+        merge_shards(Run.open(path), merge)
     with (
         nullcontext() if workers is None else RayCluster(workers, address) as cluster,
         shown() as progress,
     ):
-        report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
+        report = stage(settings, Run.create(path), progress=progress, distribute=cluster)
     if report.already:
-        console.done(f"nothing to do: {run} is complete")
+        console.done(f"nothing to do: {path} is complete")
     else:
-        console.done(f"sampled into {run}")
+        console.done(f"sampled into {path}")
     console.facts(report)
-    console.next_command("train", recipe, run)
+    console.next_command("train", recipe, path)
 
 
-def trial(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    questions: Annotated[int, typer.Option(min=5, help="Questions for the best formats.")] = 30,
-    as_json: AsJson = False,
-) -> None:
-    """Try the formats that fit a policy on a few questions, and name the one with the highest reward."""
-    report = run_trial(console.sampling_recipe(recipe, overrides or []), questions)
+def _sample_shard(settings: SamplingRecipe, recipe: str, path: Path, shard: str) -> None:
+    from leret.core.runs import Run
+    from leret.sampling.sharding import Shard, sample_shard
+
+    part = Shard.parse(shard)
+    run = Run.create(path)
+    with shown() as progress:
+        stats = sample_shard(settings, run, part, progress=progress)
+    console.done(
+        f"shard {shard}: {part.store(run)}; merge all shards: leret sample {recipe} --run {path}"
+    )
+    console.facts(stats)
+
+
+def _show_trial(recipe: SamplingRecipe) -> None:
+    report = run_trial(recipe)
     if report.best is not None:
         console.done(f"use: {report.best.flags}")
 
 
-def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
+def run_trial(recipe: SamplingRecipe) -> TrialReport:
     """Try formats, and print a row per format, best first."""
     from leret.sampling.trial import TEMPERATURES, try_formats
 
     with TemporaryDirectory() as cache, shown() as progress:
-        report = try_formats(recipe, Path(cache), progress=progress, n_questions=n_questions)
+        report = try_formats(recipe, Path(cache), progress=progress)
     rows = []
     for tried in report.formats:
         row = [tried.name]
@@ -141,34 +146,75 @@ def run_trial(recipe: SamplingRecipe, n_questions: int = 30) -> TrialReport:
     return report
 
 
-def pairs(
+def rescore(
     run: RunOption,
-    strategy: Annotated[Strategy, typer.Option(help="How to pair samples by reward.")] = "adjacent",
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe.",
+            show_default="the run's, if its code has changed",
+        ),
+    ] = None,
+    strategy: Annotated[
+        Literal["adjacent", "best-worst", "all", "margin"] | None,
+        typer.Option(help="How to pair samples by reward.", show_default="as before"),
+    ] = None,
     margin: Annotated[
-        float, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")
-    ] = 0.0,
+        float | None, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")
+    ] = None,
     max_pairs: Annotated[
         int | None, typer.Option(min=1, help="Maximum pairs per state, largest margins first.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Rebuild the preference pairs of a run without sampling."""
+    """Recompute the rewards of a run's samples, if they change, and rebuild the pairs. Calls no LM."""
     from leret.core.runs import Run
-    from leret.rollouts.environment import refuse_changes_since_sampling
-    from leret.sampling.preferences.dataset import build_preferences
+    from leret.rollouts.environment import has_new_reward
+    from leret.sampling.rescore import rescore as stage
 
     if margin and strategy != "margin":
-        raise ConfigError(f"--margin {margin} needs --strategy margin; the strategy is {strategy}")
+        raise ConfigError(f"--margin {margin} needs --strategy margin; add it or remove --margin")
+    options = {"strategy": strategy, "margin": margin, "max_pairs": max_pairs}
+    pairing = {name: value for name, value in options.items() if value is not None}
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
-    refuse_changes_since_sampling(directory, "pairs")
-    report = build_preferences(directory, strategy, margin, max_pairs)
+    if reward is None and not has_new_reward(directory):
+        return _rebuild_pairs(directory, pairing)
+    spec = None if reward is None else _spec(reward)
+    with shown() as progress:
+        report = stage(directory, spec, pairing=pairing, progress=progress)
+    console.done(f"{report.changed:,} of {report.samples:,} rewards changed")
+    console.facts(report)
+
+
+def _rebuild_pairs(run: Run, pairing: Mapping[str, Any]) -> None:
+    from leret.rollouts.environment import refuse_changes_since_sampling
+    from leret.sampling.preferences.dataset import build_preferences
+    from leret.sampling.rescore import pair_settings
+
+    refuse_changes_since_sampling(run, "pairs")
+    report = build_preferences(run, **pair_settings(run, pairing))
     console.done(f"{report.pairs:,} pairs saved to {report.path}")
     console.facts(report)
 
 
+def _spec(text: str) -> str | RewardSettings:
+    from leret.config.load import flag_recipe
+    from leret.core.yaml import parse
+
+    if text.endswith(_RECIPE):
+        reward, *final = console.sampling_recipe(text).sampling.rewards
+        if final:
+            console.complain(
+                "sampling.final is ignored; only step rewards are computed again", label="note: "
+            )
+        return reward
+    value = parse(text, "--reward").value if text.lstrip().startswith("{") else text
+    recipe = {"data": {"kind": "world"}, "sampling": {"reward": value}}
+    return flag_recipe(recipe, {"sampling.reward": "--reward"}).sampling.reward
+
+
 @app.command("check", epilog="Example: leret store check --run runs/mine")
-def check(run: RunOption, as_json: AsJson = False) -> None:
+def check(run: RunOption) -> None:
     """Check a run's store: file, rows, paths and rewards. Exit with code 1 if there are faults."""
     from leret.core.runs import Run
     from leret.sampling.store.check import check_store
@@ -182,38 +228,13 @@ def check(run: RunOption, as_json: AsJson = False) -> None:
     console.done(f"{directory.store} has no faults")
 
 
-@app.command("merge", epilog="Example: leret store merge runs/mine /disk2/mine /disk3/mine")
-def merge(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory to merge into.")],
-    shards: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="SHARD", help="Run directories from other machines."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Merge samples from shards into a run. Without SHARD, merge all shards in the run's shards directory."""
-    from leret.core.runs import Run
-    from leret.sampling.store.merge import merge_shards
-
-    counts = merge_shards(Run.open(run), shards or ())
-    console.done(
-        f"merged; sample the remaining questions and build preferences with: leret sample RECIPE --run {run}"
-    )
-    console.facts(counts)
-
-
 @app.command("export", epilog="Example: leret store export --run runs/mine --out samples.jsonl")
 def export(
     run: RunOption,
-    out: Annotated[Path, console.output_file("Output file; - for stdout (jsonl only).")],
-    to: Annotated[
-        Literal["jsonl", "parquet"] | None,
-        typer.Option(help="File format; default: by FILE's ending, else jsonl."),
-    ] = None,
+    out: Annotated[Path, console.output_file("File: .parquet, or else JSON lines; - for stdout.")],
     messages: Annotated[
         bool, typer.Option("--messages", help="Include each sample's messages.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing FILE.")] = False,
     form: Annotated[
         Literal["samples", "sft", "kto", "grpo", "rl", "retriever"],
         typer.Option(
@@ -232,19 +253,20 @@ def export(
     from leret.sampling.store.export import export_rows, export_store
 
     directory = Run.open(run)
-    file = sys.stdout if str(out) == "-" else out
-    if to is None:
-        to = "parquet" if out.suffix == ".parquet" else "jsonl"
+    to_stdout = str(out) == "-"
+    file = sys.stdout if to_stdout else out
     if tokenizer is not None and form != "rl":
         raise ConfigError(f"--tokenizer {tokenizer} needs --form rl; the form is {form}")
     if form == "samples":
-        n = export_store(directory, to, file, messages=messages, force=force)
+        n = export_store(directory, file, messages=messages)
     else:
         rows, columns = _trainer_rows(directory, form, tokenizer)
-        n = export_rows(rows, columns, to, file, force=force)
-    if file is out:
-        noun = "samples" if form == "samples" else "rows"
-        console.done(f"{n:,} {noun} saved to {out}")
+        n = export_rows(rows, columns, file)
+    if to_stdout:
+        return
+    noun = "samples" if form == "samples" else "rows"
+    console.done(f"{n:,} {noun} saved to {out}")
+    console.facts({"path": out, "rows": n}, {})
 
 
 def _trainer_rows(
@@ -252,18 +274,19 @@ def _trainer_rows(
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
     """Return the rows of a form for trainers, and the types of their columns."""
     from leret.sampling.store.export import message_column
-    from leret.training.algorithms import kto, sft
     from leret.training.data import RunSamples, completion_rows
-    from leret.training.online.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+    from leret.training.rounds.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+    from leret.training.stored import kto, sft
 
     if form == "rl":
         return rl_rows(run, tokenizer), RL_COLUMNS
     if form == "retriever":
         from leret.rollouts.environment import Environment
-        from leret.training.algorithms.retriever_kl import ROW_COLUMNS, retriever_rows
+        from leret.training.algorithms import TrainingRecipe
 
+        algorithm = TrainingRecipe.find("retriever-kl")
         with Environment.open(run) as environment:
-            return iter(list(retriever_rows(run, environment))), ROW_COLUMNS
+            return iter(list(algorithm.rows(run, environment))), algorithm.row_columns
     if form == "grpo":
         rows = grpo_rows(run)
         columns = GRPO_COLUMNS

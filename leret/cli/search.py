@@ -1,15 +1,17 @@
-"""``leret search`` and ``leret eval-retriever``: use a retriever without a program."""
+"""``leret search``: use a retriever without a program, for one query or for measuring it on questions."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from leret.cli import console
-from leret.cli.console import AsJson, DataOverrides, IndexOrUrl, TokenEnv
+from leret.cli.console import DataOverrides, IndexOrUrl, QuestionsOption, TokenEnv
+from leret.core.errors import ConfigError
 from leret.core.progress import plain, shown
 
 if TYPE_CHECKING:
@@ -23,32 +25,47 @@ _SHOWN = 240
 
 def search(
     index: IndexOrUrl,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="The search query.")],
+    query: Annotated[
+        str | None, typer.Argument(metavar="[QUERY]", help="The search query.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Number of documents to show.")] = 10,
+    questions: QuestionsOption = None,
+    measures: Annotated[
+        str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")
+    ] = "R@10,AP",
+    overrides: DataOverrides = None,
+    out: Annotated[
+        Path | None, console.output_directory("Directory for TREC files and summary.json.")
+    ] = None,
     token_env: TokenEnv = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Search an index or a retrieval server. --json prints the full texts."""
+    """Search an index or a retrieval server for QUERY, or for all questions of a file, and measure the rankings."""
+    from leret.evaluation.retriever import parse_measures
     from leret.retrieval.load import open_retriever
 
-    ranking = open_retriever(index, token_env=token_env).retriever.search([query], k)[0]
-    if as_json:
-        rows = []
-        for rank, p in enumerate(ranking, start=1):
-            rows.append(
-                {
-                    "rank": rank,
-                    "doc_id": p.doc_id,
-                    "title": p.title,
-                    "text": p.text,
-                    "score": p.score,
-                }
-            )
-        console.facts({"query": query, "ranking": rows})
-    elif ranking:
-        _show_ranking(ranking, query)
-    else:
-        console.say("no results")
+    if (query is None) == (questions is None):
+        raise ConfigError("pass either a query, or a question file with --questions PATH")
+    if query is not None:
+        if overrides or out is not None:
+            raise ConfigError("--set and --out need --questions PATH; remove them or the query")
+        return _search_query(open_retriever(index, token_env=token_env), query, k)
+    names = parse_measures(measures.split(","))
+    retriever = open_retriever(index, token_env=token_env)
+    tasks = _load(str(questions), overrides or [], retriever)
+    _measure(index, retriever, tasks, names, out)
+
+
+def _search_query(retriever: OpenRetriever, query: str, k: int) -> None:
+    ranking = retriever.retriever.search([query], k)[0]
+    if not console.is_json():
+        if not ranking:
+            return console.say("no results")
+        return _show_ranking(ranking, query)
+    rows = []
+    for rank, passage in enumerate(ranking, start=1):
+        row = {"rank": rank, "doc_id": passage.doc_id, "title": passage.title}
+        rows.append({**row, "text": passage.text, "score": passage.score})
+    console.facts({"query": query, "ranking": rows})
 
 
 def _show_ranking(ranking: Ranking, query: str) -> None:
@@ -99,33 +116,17 @@ def _marked(text: str, pattern: Any) -> Text:
     return marked
 
 
-def eval_retriever(
-    index: IndexOrUrl,
-    questions: Annotated[
-        str, typer.Option(metavar="PATH", help="Question file with relevant documents, or hf:NAME.")
-    ],
-    measures: Annotated[
-        str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")
-    ] = ("R@10,AP"),
-    overrides: DataOverrides = None,
-    out: Annotated[
-        Path | None, console.output_directory("Directory for TREC files and summary.json.")
-    ] = None,
-    token_env: TokenEnv = None,
-    as_json: AsJson = False,
+def _measure(
+    index: str, retriever: OpenRetriever, tasks: list[Task], names: Sequence[str], out: Path | None
 ) -> None:
-    """Evaluate a retriever on questions with known relevant documents."""
-    from leret.evaluation.retriever import evaluate_retriever, parse_measures
-    from leret.retrieval.load import open_retriever
+    """Print a retriever's measures on questions with known relevant documents, and write TREC files to ``out``."""
+    from leret.evaluation.retriever import evaluate_retriever
 
-    names = parse_measures(measures.split(","))
-    retriever = open_retriever(index, token_env=token_env)
-    tasks = _load(questions, overrides or [], retriever)
     with shown() as progress:
         report = evaluate_retriever(retriever.retriever, tasks, names, progress)
     if not report.finds_gold:
         console.complain(
-            f"no ranking has a relevant document; check that the questions in {questions} belong to {index}",
+            f"no ranking has a relevant document; check that the questions belong to {index}",
             "warning: ",
         )
     if out is not None:

@@ -8,11 +8,23 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from leret.cli.console import Host, Port, complain, done, output_file, say
+from leret.cli.console import (
+    Host,
+    Port,
+    ServerOverrides,
+    TokenEnv,
+    complain,
+    done,
+    output_file,
+    say,
+)
+
+if TYPE_CHECKING:
+    from leret.policies.serving.launch import ServerPlan
 
 app = typer.Typer(help="Serve a policy or a retriever.", no_args_is_help=True)
 
@@ -55,9 +67,6 @@ def policy(
     timeout: Annotated[
         float, typer.Option(min=1, help="Maximum seconds until the server is ready.")
     ] = 600.0,
-    grace: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait on exit before killing the server.")
-    ] = 15.0,
     log: Annotated[Path | None, output_file("File for the server's output.")] = None,
     dry: Annotated[
         bool, typer.Option("--print", help="Print the command without running it.")
@@ -66,7 +75,7 @@ def policy(
     """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
-    from leret.policies.serving.launch import free_port, plan, run_server
+    from leret.policies.serving.launch import free_port, plan
     from leret.policies.serving.model import resolve_policy
 
     served = resolve_policy(policy, None if run is None else Run.open(run), name)
@@ -82,16 +91,22 @@ def policy(
         dry=dry,
     )
     say(planned.line)
-    if dry:
-        return
+    if not dry:
+        _run_until_stopped(planned, timeout, log)
+
+
+def _run_until_stopped(planned: ServerPlan, timeout: float, log: Path | None) -> None:
+    """Run a server until a signal. Exit with the signal's code if the server was not ready yet."""
+    from leret.policies.serving.launch import run_server
+
     ready = False
     tell = partial(complain, label="")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        with run_server(planned, timeout_s=timeout, grace_s=grace, log=log, tell=tell) as child:
+        with run_server(planned, timeout_s=timeout, log=log, tell=tell) as child:
             ready = True
-            done(f"serving {planned.served.name} at {at.url}/v1")
+            done(f"serving {planned.served.name} at {planned.at.url}/v1")
             say(planned.recipe)
             while True:
                 child.check_alive()
@@ -114,31 +129,16 @@ def retriever(
     ],
     host: Host = "127.0.0.1",
     port: Port = 8893,
-    token_env: Annotated[
-        str | None,
-        typer.Option(metavar="VAR", help="Environment variable with the token for clients."),
-    ] = None,
-    max_waiting: Annotated[
-        int, typer.Option(min=1, help="Maximum queued queries; more get status 503.")
-    ] = 1024,
-    max_batch: Annotated[int, typer.Option(min=1, help="Maximum queries per batch.")] = 64,
-    max_k: Annotated[int, typer.Option(min=1, help="Maximum documents per query.")] = 1000,
-    max_documents: Annotated[
-        int, typer.Option(min=1, help="Maximum documents per request.")
-    ] = 64_000,
-    max_body_mb: Annotated[
-        float, typer.Option(min=0.001, help="Maximum request size in megabytes.")
-    ] = 4.0,
-    drain: Annotated[
-        float, typer.Option(min=0, help="Seconds to finish open requests on exit.")
-    ] = 10.0,
+    token_env: TokenEnv = None,
+    overrides: ServerOverrides = None,
 ) -> None:
     """Serve an index to dspy.ColBERTv2, leret's remote retriever (kind: remote) and search-RL projects."""
+    from leret.config.load import flag_settings
     from leret.http.endpoints import ApiKey
     from leret.http.serving import serve
     from leret.retrieval.load import open_retriever
     from leret.retrieval.server.app import RetrieverServer
-    from leret.retrieval.server.schemas import ServerSettings
+    from leret.retrieval.server.schemas import ServerLimits, ServerSettings
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not is_loopback(host):
@@ -146,16 +146,9 @@ def retriever(
             f"--host {host} lets every machine on the network search; set a token with --token-env",
             "warning: ",
         )
+    limits = flag_settings(ServerLimits, {}, {}, overrides or ())
+    settings = ServerSettings(token=token, host=host, **limits.model_dump())
     loaded = open_retriever(index)
-    settings = ServerSettings(
-        token=token,
-        host=host,
-        max_waiting=max_waiting,
-        max_batch=max_batch,
-        max_k=max_k,
-        max_documents=max_documents,
-        max_body=int(max_body_mb * (1 << 20)),
-    )
     server = RetrieverServer(loaded, settings)
     # The first search is slow: it compiles code and maps files.
     loaded.retriever.search(["warm up"], 1)
@@ -166,7 +159,7 @@ def retriever(
 
     import asyncio  # imported late to keep `leret --help` fast
 
-    asyncio.run(serve(server.application(), host, port, ready=ready, drain_s=drain))
+    asyncio.run(serve(server.application(), host, port, ready=ready, drain_s=settings.drain_s))
 
 
 def is_loopback(host: str) -> bool:

@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
+from pkgutil import resolve_name
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Field,
     ModelWrapValidatorHandler,
-    TypeAdapter,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from leret.core.classes import is_path, load_named
+from leret.core.errors import ConfigError
 from leret.core.yaml import Key
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
+
+TAGS = ("kind", "algorithm")
+"""Keys that select the kind of a section."""
 
 
 class Settings(BaseModel):
@@ -35,7 +40,9 @@ class Settings(BaseModel):
 class KindSettings(Settings):
     """A section with several kinds, each a subclass that fixes ``kind``. ``table`` lists them.
 
-    A class that does not fix ``kind`` validates to an instance of the subclass that the ``kind`` key selects.
+    A class that does not fix ``kind`` validates to an instance of the subclass that the ``kind`` key selects: the short
+    name of a kind, or the path of a user's kind (``FILE.py:NAME`` or ``package.module:NAME``). The object at the path
+    is what a table holds: it has the settings class in ``settings``.
     """
 
     tag: ClassVar[str] = (
@@ -44,35 +51,91 @@ class KindSettings(Settings):
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
     # By kind: an object with the settings class in ``settings``; set by the table's module.
     table: ClassVar[Mapping[str, Any]] = {}
+    # Paths of the kinds in leret/extras/ by short name.
+    shelf: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
-        """Return the concrete classes of this section, one per kind."""
+        """Return the concrete classes of this section, one per kind, without kinds named by path."""
         if not cls.model_fields[cls.tag].is_required():
             return (cls,)
+        classes: dict[type[Any], None] = {}
         if cls.table:
-            classes = [kind.settings for kind in cls.table.values()]
-            return tuple(settings for settings in classes if issubclass(settings, cls))
-        by_name: dict[str, type[Self]] = {}
-        for subclass in cls.__subclasses__():
-            for kind in subclass.kinds():
-                by_name[kind.model_fields[cls.tag].default] = kind
-        return tuple(by_name.values())
+            classes |= dict.fromkeys(kind.settings for kind in cls.table.values())
+        else:
+            for subclass in cls.__subclasses__():
+                classes |= dict.fromkeys(subclass.kinds())
+        for path in cls.shelf.values():
+            classes[resolve_name(path).settings] = None
+        return tuple(settings for settings in classes if issubclass(settings, cls))
+
+    @classmethod
+    def find(cls, name: str) -> Any:
+        """Return the kind with a short name or at a path; None for an unknown name, ConfigError for a wrong path."""
+        if name in cls.shelf:
+            return resolve_name(cls.shelf[name])
+        if not is_path(name):
+            return cls.table.get(name)
+        return load_named(name, cls.tag, partial(is_kind, family=cls))
+
+    @classmethod
+    def _settings(cls, name: str) -> type[Self]:
+        if name in cls.shelf or is_path(name):
+            settings: type[Self] = cls.find(name).settings
+            if issubclass(settings, cls):
+                return settings
+        if is_kind(cls.table.get(name), cls):
+            settings = cls.table[name].settings
+            return settings  # without importing the shelf
+        for kind in cls.kinds():
+            if name in names_of(kind):
+                return kind
+        available: list[str] = []
+        for kind in cls.kinds():
+            available += map(repr, names_of(kind))
+        context = {
+            "discriminator": f"'{cls.tag}'",
+            "tag": name,
+            "expected_tags": ", ".join(available),
+        }
+        raise PydanticKnownError("union_tag_invalid", context)
+
+    @classmethod
+    def version(cls, values: Mapping[str, Any]) -> type[Self]:
+        """Return the class for values of this kind, if another key than the tag selects one too."""
+        return cls
 
     @model_validator(mode="wrap")
     @classmethod
     def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, Mapping) or not cls.model_fields[cls.tag].is_required():
             return handler(values)
-        default = {} if cls.default_kind is None else {cls.tag: cls.default_kind}
-        kind: Self = _union(cls.kinds(), cls.tag).validate_python({**default, **values})
-        return kind
+        name = values.get(cls.tag, cls.default_kind)
+        if not isinstance(name, str):
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": f"'{cls.tag}'"})
+        name = {path: short for short, path in cls.shelf.items()}.get(name, name)
+        try:
+            settings = cls._settings(name).version(values)
+        except ConfigError as error:
+            context = {"discriminator": f"'{cls.tag}'", "reason": str(error)}
+            raise PydanticCustomError("union_tag_path", "{reason}", context) from error
+        if settings is cls:
+            return handler(values)
+        return settings.model_validate({**values, cls.tag: name})
 
 
-@lru_cache
-def _union(kinds: tuple[Any, ...], tag: str) -> TypeAdapter[Any]:
-    union: Any = Annotated[Union[kinds], Field(discriminator=tag)]  # noqa: UP007  built from a tuple
-    return TypeAdapter(union)
+def is_kind(value: Any, family: type[BaseModel] = KindSettings) -> bool:
+    """Return True for an object with the settings class of a kind of this family."""
+    settings = getattr(value, "settings", None)
+    return isinstance(settings, type) and issubclass(settings, family)
+
+
+def names_of(settings: type[BaseModel]) -> tuple[Any, ...]:
+    """Return the kinds that a settings class is for; empty if it does not fix its kind."""
+    field = settings.model_fields.get(getattr(settings, "tag", "kind"))
+    if field is None or get_origin(field.annotation) is not Literal:
+        return ()
+    return get_args(field.annotation)
 
 
 @dataclass(frozen=True)
@@ -140,15 +203,16 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def free_keys(recipe: Any) -> frozenset[str]:
-    """Return the dotted keys of a settings class that are marked `Free`. In a union, every class must mark the key.
+    """Return the dotted keys of a recipe (or its class) marked `Free`. In a union, every class must mark the key.
 
     A marked section is listed without its keys. Keys in list items have no index; ``*`` is any name in a mapping.
     """
     free: set[str] = set()
     deciding: set[str] = set()
 
-    def walk(annotation: Any, around: str) -> None:
-        for model in models_in(annotation):
+    def walk(annotation: Any, values: Sequence[Any], around: str) -> None:
+        models: list[type[BaseModel]] = [*models_in(annotation), *map(type, values)]
+        for model in dict.fromkeys(models):
             for name, field in model.model_fields.items():
                 key = f"{around}{name}"
                 if mark_of(field, Free) is not None:
@@ -156,13 +220,44 @@ def free_keys(recipe: Any) -> frozenset[str]:
                     continue
                 if not list(models_in(field.annotation)):
                     deciding.add(key)
+                inner: list[Any] = []
+                for value in values:
+                    inner += _sections(getattr(value, name, None))
                 walk(
                     field.annotation,
+                    inner,
                     f"{key}.*." if get_origin(field.annotation) is dict else f"{key}.",
                 )
 
-    walk(recipe, "")
+    if isinstance(recipe, BaseModel):
+        walk(type(recipe), [recipe], "")
+    else:
+        walk(recipe, (), "")
     return frozenset(free - deciding)
+
+
+def _sections(value: Any) -> list[BaseModel]:
+    """Return the sections in a value: itself, or the items of a list or mapping."""
+    items = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(items, list | tuple):
+        items = [items]
+    return [item for item in items if isinstance(item, BaseModel)]
+
+
+def locate_kinds(value: Any, folders: Sequence[Path]) -> Any:
+    """Return recipe values in which the FILE.py of each kind is absolute, if it exists in one of the folders."""
+    if isinstance(value, list):
+        return [locate_kinds(item, folders) for item in value]
+    if not isinstance(value, dict):
+        return value
+    located = {name: locate_kinds(item, folders) for name, item in value.items()}
+    for tag in (*TAGS, "engine"):
+        path, _, name = str(value.get(tag)).rpartition(":")
+        candidates = [folder / Path(path).expanduser() for folder in folders]
+        files = [file for file in candidates if path.endswith(".py") and file.is_file()]
+        if files:
+            located[tag] = f"{files[0].resolve()}:{name}"
+    return located
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
@@ -235,6 +330,12 @@ def paths_in(settings: BaseModel) -> list[tuple[Key, str, RecipePath]]:
 
     with_paths(settings, note)
     return paths
+
+
+KindName = Annotated[
+    str, RecipePath("file of the kind", "name it as FILE.py:NAME", member=True, only=".py")
+]
+"""The ``kind`` key of a family: a short name, or the path of a user's kind."""
 
 
 def mark_of(field: FieldInfo, kind: type[T]) -> T | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
-from leret.config.base import Free, KindSettings, RecipePath, Settings
+from leret.config.base import Free, KindName, KindSettings, RecipePath, Settings
+from leret.core.classes import is_path
 
 Split = Literal["train", "dev", "test", "all"]
 
-QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"})
+QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "episodes"})
 """Kinds with no documents in their question files, so most retrievers also need `data.corpus`."""
 
 
@@ -23,8 +25,13 @@ class DataSettings(KindSettings):
     """Keys shared by all kinds in `leret.datasets.formats.READERS`. Kinds without special keys use `FileSettings`."""
 
     default_kind = "jsonl"
+    shelf: ClassVar[Mapping[str, str]] = {
+        "babilong": "leret.extras.babilong:BABILONG",
+        "dialogue": "leret.extras.dialogue:DIALOGUE",
+        "medquad": "leret.extras.medquad:MEDQUAD",
+    }
 
-    kind: str
+    kind: KindName
     split: Split = Field("train", description="split to sample; `leret eval` has its own key")
     limit: Annotated[PositiveInt | None, Free()] = Field(
         None, description="maximum number of questions from the split"
@@ -62,21 +69,24 @@ class DataSettings(KindSettings):
             )
         return value
 
-    @model_validator(mode="wrap")
+    @property
+    def brings_documents(self) -> bool:
+        """True if the question files have documents too, so that ``corpus`` is optional."""
+        if is_path(self.kind) or self.kind in self.shelf:
+            return bool(DataSettings.find(self.kind).brings_documents)
+        return self.kind not in QUESTIONS_ALONE
+
     @classmethod
-    def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if cls is not DataSettings or not isinstance(values, Mapping):
-            return handler(values)
-        kinds: dict[str, type[Any]] = {}
-        for kind in cls.kinds():
-            for name in get_args(kind.model_fields["kind"].annotation):
-                kinds[name] = kind
-        settings = kinds.get(str(values.get("kind", cls.default_kind)), FileSettings)
-        section: Self = settings.model_validate(values)
-        return section
+    def _settings(cls, name: str) -> type[Any]:
+        try:
+            return super()._settings(name)
+        except PydanticKnownError:  # a file format, or an unknown name, which `reader_of` reports
+            return FileSettings
 
 
-class _Files(DataSettings):
+class QuestionFiles(DataSettings):
+    """Keys shared by all kinds with question files."""
+
     corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(
         None, description="path or hf:NAME"
     )
@@ -109,10 +119,10 @@ class FieldSettings(Settings):
     text: str | None = None
 
 
-class FileSettings(_Files):
+class FileSettings(QuestionFiles):
     """Tasks in files, or any other kind without special keys."""
 
-    kind: str = Field("jsonl", description="file format")
+    kind: KindName = Field("jsonl", description="file format")
     fields: FieldSettings | None = None
 
     @model_validator(mode="after")
@@ -120,37 +130,6 @@ class FileSettings(_Files):
         if self.kind != "jsonl" and self.fields:
             raise ValueError(
                 f"data.fields applies to kind jsonl, not to {self.kind}; remove it, or change data.kind"
-            )
-        return self
-
-
-class BabilongSettings(_Files):
-    """bAbI stories, with sentences from books inserted between the facts."""
-
-    kind: Literal["babilong"] = "babilong"
-    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field(
-        (), description="books (text files)"
-    )
-    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
-        None,
-        description="sentences per task (facts plus noise), or a list to draw from per task; None: no noise",
-    )
-    facts: PositiveInt | None = Field(
-        None, description="maximum story length in sentences; None: min(sentences)"
-    )
-    noise_seed: int = Field(
-        0, description="seed for the positions of the facts and the choice of noise"
-    )
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return (self.sentences,) if isinstance(self.sentences, int) else self.sentences or ()
-
-    @model_validator(mode="after")
-    def _has_noise(self) -> Self:
-        if self.sentences and not self.noise:
-            raise ValueError(
-                "data.noise is missing, but data.sentences needs noise; add a book (text file)"
             )
         return self
 

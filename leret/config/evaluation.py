@@ -134,9 +134,9 @@ class EvalRecipe(Settings):
             if isinstance(section, str):
                 continue
             for name, part in section.parts.items():
-                if part.weight != 1 or part.factor:
+                if part.weight != 1:
                     raise ValueError(
-                        f"measures: {name} has weight or factor, which only rewards have; remove it"
+                        f"measures: {name} has a weight, which only rewards have; remove it"
                     )
         return self
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from leret.config.base import RecipePath, models_in, with_paths
-from leret.config.data import QUESTIONS_ALONE
+from leret.config.base import RecipePath, Settings, locate_kinds, models_in, with_paths
 from leret.config.evaluation import EvalRecipe
 from leret.config.messages import corrected, describe, key_of, nearest, problems_of, sections
 from leret.config.sampling import SamplingRecipe
@@ -25,10 +24,10 @@ from leret.core.runs import Run
 from leret.core.yaml import Key, Placed, dotted, parse
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
-R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe)
+R = TypeVar("R", bound=Settings)
 Clash = tuple[tuple[str, ...], str]
 """Dotted keys that conflict, starting with the key to fix, and a message."""
-Check = Callable[[Recipe], Iterable[Clash]] | None
+Check = Callable[[Any], Iterable[Clash]] | None
 """Finds unknown names in a recipe. Higher packages provide it, because they have the tables of known names."""
 
 _FOLDERS: dict[Any, str] = {
@@ -249,12 +248,14 @@ def _checked(
     problems = list(placed.problems)
     for override in overrides:
         problems += _override(placed, override)
+    folders = _folders(folder)
+    placed.value = locate_kinds(placed.value, folders)
     placed, misspelled = corrected(placed, model, _STAGES if model is SamplingRecipe else ())
     problems += misspelled
     recipe, invalid, faulty = _validate(placed, model)
     problems += invalid
     if recipe is not None:
-        recipe, missing = _with_absolute_paths(recipe, placed, folder, optional)
+        recipe, missing = _with_absolute_paths(recipe, placed, folders, optional)
         refused: list[Clash] = list(check(recipe)) if check else []
         checked: set[Key] = set()
         for names, _ in refused:
@@ -343,7 +344,7 @@ def _is_inside(key: Key, sections: Collection[Key]) -> bool:
     return any(key[: len(section)] == section for section in sections)
 
 
-def _clashes(recipe: Recipe) -> Iterator[Clash]:
+def _clashes(recipe: Settings) -> Iterator[Clash]:
     if isinstance(recipe, SamplingRecipe):
         yield from _sampling_clashes(recipe)
     elif isinstance(recipe, TrainingRecipe):
@@ -355,7 +356,7 @@ def _clashes(recipe: Recipe) -> Iterator[Clash]:
                 ("init_from", "name"),
                 f"{recipe.init_from} would start from itself; set another `name`",
             )
-    elif recipe.samples > 1 and recipe.temperature == 0:
+    elif isinstance(recipe, EvalRecipe) and recipe.samples > 1 and recipe.temperature == 0:
         yield (
             ("samples", "temperature"),
             f"is {recipe.samples}, but temperature 0 gives identical runs; set samples: 1",
@@ -370,7 +371,7 @@ def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
         recipe.program.adapter.kind,
     )
     n_few_shot, bank = settings.prompts - 1, settings.bank
-    if data.kind in QUESTIONS_ALONE and not data.corpus_file and recipe.retriever.needs_corpus:
+    if not data.brings_documents and not data.corpus_file and recipe.retriever.needs_corpus:
         picks = (
             ""
             if data.kind in {"jsonl", "hover"}
@@ -404,10 +405,9 @@ def _without(value: Any, faulty: Collection[Key], key: Key = ()) -> Any:
 
 
 def _with_absolute_paths(
-    recipe: R, placed: Placed, folder: Path, optional: Collection[str]
+    recipe: R, placed: Placed, folders: Sequence[Path], optional: Collection[str]
 ) -> tuple[R, list[str]]:
     problems: list[str] = []
-    folders = (Path.cwd(), folder, folder.parent, shipped.ROOT)
     pretrained = getattr(recipe, "pretrain", None) is not None
 
     def absolute(key: Key, text: str, mark: RecipePath) -> str:
@@ -431,6 +431,11 @@ def _with_absolute_paths(
         return text
 
     return with_paths(recipe, absolute), problems
+
+
+def _folders(folder: Path) -> tuple[Path, ...]:
+    """Return the folders in which a recipe in ``folder`` finds files."""
+    return Path.cwd(), folder, folder.parent, shipped.ROOT
 
 
 def _is_name(text: str, mark: RecipePath) -> bool:

@@ -6,16 +6,17 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from leret.config.base import models_in
+from leret.config.base import TAGS, KindSettings, is_kind, models_in, names_of
+from leret.core.classes import is_path, load_named
+from leret.core.errors import ConfigError
 from leret.core.yaml import Key, Placed, dotted
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "tuple": "a list",
           "dict": "a mapping", "list": "a list"}  # fmt: skip
-_TAGS = ("kind", "algorithm")  # keys that select the kind of a section
 _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than": lambda c: f"greater than {c['gt']}",
     "greater_than_equal": lambda c: f"at least {c['ge']}",
@@ -45,7 +46,7 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
         if (
             not (was_kind or is_last)
             and isinstance(value, Mapping)
-            and part in map(value.get, _TAGS)
+            and part in map(value.get, TAGS)
         ):
             was_kind = (
                 True  # pydantic's own part, which can also be a key of the section (kind: features)
@@ -78,6 +79,8 @@ def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: 
         )
         names = [word or number for word, number in allowed]
         return f"{value!r} is not one of {', '.join(names)}{nearest(str(value), names)}"
+    if kind == "union_tag_path":
+        return str(context["reason"])
     if kind in _BOUNDS:
         return f"must be {_BOUNDS[kind](context)}, got {value!r}"
     if kind in {"model_type", "model_attributes_type"}:
@@ -124,9 +127,7 @@ def corrected(
         except ValidationError as error:
             details = [_typo(detail, model, placed, more) for detail in error.errors()]
         typos = [typo for typo in details if typo is not None]
-        kinds = [
-            typo for typo in typos if typo[1] in _TAGS
-        ]  # the kind decides which keys are known
+        kinds = [typo for typo in typos if typo[1] in TAGS]  # the kind decides which keys are known
         if not typos:
             return placed, problems
         for key, right, value, message in kinds or typos:
@@ -244,16 +245,25 @@ def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]
     if not models or not isinstance(value, Mapping):
         return models
     kind = value.get(_tag(models[0]), getattr(models[0], "default_kind", None))
-    fitting = [model for model in models if kind in _kinds(model)]
-    without_kind = [model for model in models if not _kinds(model)]
+    if isinstance(kind, str) and is_path(kind):
+        return _at_path(kind) or models
+    fitting = [_version(model, value) for model in models if kind in names_of(model)]
+    without_kind = [model for model in models if not names_of(model)]
     return fitting or without_kind or models
 
 
-def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
-    field = model.model_fields.get(_tag(model))
-    if field is None or get_origin(field.annotation) is not Literal:
-        return ()
-    return get_args(field.annotation)
+def _version(model: Any, value: Mapping[str, Any]) -> type[BaseModel]:
+    try:
+        return model.version(value) if issubclass(model, KindSettings) else model  # type: ignore[no-any-return]
+    except ConfigError:
+        return model  # type: ignore[no-any-return]
+
+
+def _at_path(kind: str) -> list[type[BaseModel]]:
+    try:
+        return [load_named(kind, "kind", is_kind).settings]
+    except ConfigError:
+        return []
 
 
 def _tag(model: type[BaseModel]) -> str:

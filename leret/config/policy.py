@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -10,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from leret.config.base import (
-    BaseUrl,
     BaseUrls,
     Free,
     KeyVariable,
+    KindName,
     KindSettings,
     RecipePath,
     default_variable,
@@ -22,7 +21,6 @@ from leret.core.bundled import MINILM, POLICIES
 from leret.core.types import digest
 
 TOGETHER_URL = "https://api.together.ai/v1"
-TINKER_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 
 T = TypeVar("T")
 
@@ -35,9 +33,10 @@ class PolicySettings(KindSettings):
     """Keys shared by all kinds of policies."""
 
     default_kind = "local"
+    shelf: ClassVar[Mapping[str, str]] = {"tinker": "leret.extras.tinker:POLICY"}
 
-    kind: str
-    model: str
+    kind: Annotated[KindName, Free()]
+    model: Annotated[str, Free()]
     temperature: float = Field(
         1.0, ge=0, description="sampling temperature; `leret eval` has its own, 0 by default"
     )
@@ -254,44 +253,6 @@ class TogetherPolicySettings(ServedPolicySettings):
     def request_keys(self) -> dict[str, Any]:
         """Return optional request keys. Together's ``logprobs`` is the number of tokens, not a flag."""
         return {"logprobs": 1} if self.logprobs else {}
-
-
-def _tinker_url() -> str:
-    return os.environ.get("TINKER_BASE_URL") or TINKER_URL
-
-
-class TinkerPolicySettings(PolicySettings):
-    """A server of the Tinker API, which samples and trains token ids."""
-
-    kind: Annotated[Literal["tinker"], Free()] = "tinker"
-    model: Annotated[
-        str,
-        Free(),
-        RecipePath("policy directory", "name the server's base model as owner/name", hub=True),
-    ] = Field(description="base model on the server, or a directory that `leret train` wrote")
-    url: Annotated[BaseUrl, Free()] = Field(
-        default_factory=_tinker_url,
-        description="base URL; default: $TINKER_BASE_URL, or the service of Thinking Machines",
-    )
-    api_key_env: Annotated[VariableName | None, Free(), KeyVariable("url")] = Field(
-        default_factory=lambda data: default_variable(
-            "TINKER_API_KEY", data.get("url", ()), TINKER_URL, _tinker_url().rstrip("/")
-        ),
-        description="environment variable with the API key; TINKER_API_KEY for the default URL",
-    )
-    timeout_s: Annotated[float, Free()] = Field(
-        1800.0, gt=0, description="maximum wait for a result"
-    )
-    tokenizer: Annotated[str | None, RecipePath("tokenizer directory", hub=True)] = Field(
-        None, description="tokenizer directory or name on the hub; None: the model's name"
-    )
-    template: Literal["plain"] | None = Field(
-        None, description="plain: for base models without a chat template"
-    )
-    enable_thinking: Thinking = None
-
-    def in_process(self, model: str) -> PolicySettings:
-        return self.model_copy(update={"model": model})
 
 
 class PickerSettings(PolicySettings):

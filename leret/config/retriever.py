@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -18,22 +19,16 @@ from pydantic import (
 )
 
 from leret.config.base import (
-    BaseUrl,
     BaseUrls,
     Free,
     KeyVariable,
+    KindName,
     KindSettings,
     RecipePath,
     Settings,
-    default_variable,
     mark_of,
 )
 from leret.core.bundled import MINILM
-
-PUBMED_URL = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
-
-PartialDate = Annotated[str, Field(pattern=r"^\d{4}(/\d{2}(/\d{2})?)?$")]
-Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
 class CacheSettings(Settings):
@@ -59,8 +54,12 @@ class RetrieverSettings(KindSettings):
     """Keys shared by all engines."""
 
     default_kind = "bm25"
+    shelf: ClassVar[Mapping[str, str]] = {
+        "pubmed": "leret.extras.pubmed:PUBMED",
+        "clinicaltrials": "leret.extras.clinicaltrials:CLINICALTRIALS",
+    }
 
-    kind: str
+    kind: KindName
     k: PositiveInt = Field(3, description="passages per search")
     exclude_seen: bool = Field(
         False, description="skip passages of earlier searches (off in the paper)"
@@ -106,7 +105,7 @@ class IndexedSettings(RetrieverSettings):
 
     @property
     def index_kind(self) -> str | None:
-        return self.kind
+        return self.kind.rpartition(":")[2]  # the name alone if the kind is named by path
 
 
 class EngineSettings(IndexedSettings):
@@ -172,6 +171,8 @@ EncoderPath = Annotated[str, RecipePath("model directory", _ADVICE, hub=True, na
 
 class DenseSettings(EngineSettings):
     """An embedding model with a vector store."""
+
+    stores_on_shelf: ClassVar[Mapping[str, str]] = {"chroma": "leret.extras.chroma:ChromaStore"}
 
     kind: Literal["dense"] = "dense"
     model: EncoderPath = Field(
@@ -307,7 +308,9 @@ class NoRetrieverSettings(RetrieverSettings):
     kind: Literal["none"] = "none"
 
 
-class _HttpSettings(RetrieverSettings):
+class HttpSettings(RetrieverSettings):
+    """Keys shared by all search servers and search sites."""
+
     timeout_s: Annotated[float, Free()] = Field(30.0, gt=0, description="timeout per attempt")
     retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry")
     concurrency: Annotated[PositiveInt, Free()] = Field(
@@ -315,7 +318,7 @@ class _HttpSettings(RetrieverSettings):
     )
 
 
-class RemoteSettings(_HttpSettings):
+class RemoteSettings(HttpSettings):
     """Search servers over HTTP."""
 
     kind: Literal["remote"] = "remote"
@@ -345,54 +348,3 @@ class RemoteSettings(_HttpSettings):
     @property
     def needs_corpus(self) -> bool:
         return self.doc_id == "row"
-
-
-class _SiteSettings(_HttpSettings):
-    offline: Annotated[bool, Free()] = Field(
-        False, description="use only cached answers; a miss is an error"
-    )
-    texts: bool = Field(True, description="fetch titles and texts, not only ids")
-
-
-class PubMedSettings(_SiteSettings):
-    """PubMed, through NCBI's E-utilities."""
-
-    kind: Literal["pubmed"] = "pubmed"
-    url: BaseUrl = PUBMED_URL
-    api_key_env: Annotated[str | None, Free(), KeyVariable("url")] = Field(
-        default_factory=lambda data: default_variable(
-            "NCBI_API_KEY", data.get("url", ()), PUBMED_URL
-        ),
-        description="variable with the key, for 10 requests/s; NCBI_API_KEY for the default URL",
-    )
-    email: Annotated[str | None, Free()] = Field(
-        None, description="NCBI warns this address before it blocks you"
-    )
-    tool: Annotated[str, Free()] = "leret"
-    sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
-    min_date: PartialDate | None = Field(
-        None, description="earliest publication date: YYYY, YYYY/MM or YYYY/MM/DD"
-    )
-    max_date: PartialDate | None = Field(
-        None, description="latest publication date, in the same format"
-    )
-
-
-class ClinicalTrialsSettings(_SiteSettings):
-    """ClinicalTrials.gov, through version 2 of its API."""
-
-    kind: Literal["clinicaltrials"] = "clinicaltrials"
-    url: BaseUrl = "https://clinicaltrials.gov/api/v2"
-    area: Literal["term", "cond", "intr", "titles", "outc"] = Field(
-        "term", description="search area, as in query.AREA"
-    )
-    sort: str | None = Field(
-        None, description="the API's sort, as in LastUpdatePostDate:desc; None: by relevance"
-    )
-    min_date: Date | None = Field(None, description="earliest date of first posting: YYYY-MM-DD")
-    max_date: Date | None = Field(
-        None, description="latest date of first posting, in the same format"
-    )
-    requests_per_s: Annotated[float, Free()] = Field(
-        0.8, gt=0, description="the site allows about 50 per minute"
-    )

@@ -87,6 +87,22 @@ class BankSettings(Settings):
 
 _FUNCTION = RecipePath("reward file", "name it as FILE.py:function", member=True, only=".py")
 
+REWARD_SHELF = {"answer_likelihood": "leret.extras.answer_likelihood:answer_likelihood"}
+"""Short names of the rewards in leret/extras/, with their paths."""
+
+WEIGHTS = "weights"
+"""Name of the default mixer, the weighted sum."""
+
+MIXER_SHELF = {
+    "uniform": "leret.extras.mixers:uniform",
+    "std": "leret.extras.mixers:std",
+    "pca": "leret.extras.mixers:pca",
+    "l2": "leret.extras.mixers:l2",
+    "normalize_then_sum": "leret.extras.mixers:normalize_then_sum",
+    "factors": "leret.extras.mixers:factors",
+}
+"""Short names of the mixers in leret/extras/, with their paths."""
+
 
 class PartSettings(Settings):
     """A reward part. Keys not listed here are arguments of its function (``s`` for length, ``field`` for f1)."""
@@ -101,19 +117,18 @@ class PartSettings(Settings):
         None,
         description="for similarity (an encoder, such as minilm) and answer_likelihood (an LM)",
     )
-    factor: bool = Field(
-        False, description="multiply the mixed reward of the other parts by this part"
-    )
 
     @model_validator(mode="before")
     @classmethod
-    def _without_gain(cls, part: Any) -> Any:
-        """Drop ``gain: null``, which run.yaml files of earlier versions have."""
-        if not isinstance(part, dict) or "gain" not in part:
+    def _without_removed_keys(cls, part: Any) -> Any:
+        """Drop ``gain: null`` and ``factor: false``, which earlier versions wrote in run.yaml."""
+        if not isinstance(part, dict):
             return part
-        if part["gain"] is not None:
+        if part.get("gain"):
             raise ValueError("gain is no longer supported; remove it")
-        return {name: value for name, value in part.items() if name != "gain"}
+        if part.get("factor"):
+            raise ValueError("factor is now `weight: 0` with `mixer: factors`; set both")
+        return {name: value for name, value in part.items() if name not in ("gain", "factor")}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -126,8 +141,9 @@ class RewardSettings(Settings):
     parts: dict[str, PartSettings] = Field(
         min_length=1, description="parts by name, each with a weight or settings"
     )
-    mixer: str = Field(
-        "weights", description="weights, uniform, std, pca, l2 or normalize_then_sum"
+    mixer: Annotated[str, _FUNCTION] = Field(
+        WEIGHTS,
+        description="weights, uniform, std, pca, l2, normalize_then_sum, factors or FILE.py:function",
     )
     unparsed_reward: Annotated[float | None, Free()] = Field(
         None, description="reward of completions that do not parse; None: drop these completions"

@@ -1,15 +1,18 @@
-"""Groups of keys for `leret train`. Each recipe in `leret.training.algorithms` combines the groups it needs."""
+"""Groups of keys for `leret train`. Each recipe in `leret.training` combines the groups it needs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from leret.config.base import Free, KindSettings, Settings
+from leret.config.base import Free, KindName, KindSettings, Settings
 from leret.config.sampling import RewardKey
+from leret.core.classes import is_path, load_named
+from leret.core.errors import ConfigError
 
 
 class LoraSettings(Settings):
@@ -55,12 +58,15 @@ class TrainingRecipe(KindSettings):
     """The recipe of `leret train`: keys shared by all algorithms. Data, program and retriever come from the run."""
 
     tag = "algorithm"
+    # Path of each engine that is not the default of an algorithm: a table of its algorithms.
+    engines: ClassVar[Mapping[str, str]] = {}
     folder: ClassVar[str] = "policies"  # folder of the run for the trained model
+    trains: ClassVar[str] = "a policy that writes"
     in_one_process: ClassVar[bool] = (
         False  # True if the algorithm cannot train in several processes
     )
 
-    algorithm: str
+    algorithm: KindName
     name: str | None = Field(
         None, description="name of the policy in R/policies; None: the algorithm's name"
     )
@@ -125,9 +131,43 @@ class TrainingRecipe(KindSettings):
         "recall", description="a measure of all retrieved documents or of the answer"
     )
 
+    @classmethod
+    def find(cls, name: str, engine: str | None = None) -> Any:
+        """Return an algorithm as an engine trains it; None is the algorithm's default engine."""
+        algorithm = super().find(name)
+        if engine is None or algorithm is None:
+            return algorithm
+        default = algorithm.settings.model_fields.get("engine")
+        if default is not None and engine == default.default:
+            return algorithm
+        if engine in cls.engines:
+            algorithms = resolve_name(cls.engines[engine])
+        elif is_path(engine):
+            algorithms = load_named(engine, "engine", lambda value: isinstance(value, Mapping))
+        else:
+            algorithms = {}
+        if name not in algorithms:
+            others = ", ".join(cls.engines)
+            raise ConfigError(
+                f"engine {engine} does not train {name}; remove it, or name one of {others} or FILE.py:NAME"
+            )
+        return algorithms[name]
+
+    @classmethod
+    def version(cls, values: Mapping[str, Any]) -> type[Self]:
+        settings: type[Self] = cls
+        if values.get("engine") is not None:
+            settings = cls.find(values[cls.tag], str(values["engine"])).settings
+        return settings
+
+    @property
+    def algorithm_name(self) -> str:
+        """Name of the algorithm, without its path."""
+        return self.algorithm.rpartition(":")[2]
+
     @property
     def policy_name(self) -> str:
-        return self.name or self.algorithm
+        return self.name or self.algorithm_name.lower()
 
     @property
     def is_control(self) -> bool:
@@ -138,11 +178,6 @@ class TrainingRecipe(KindSettings):
     def progress_unit(self) -> str:
         """Unit of the steps in logs, checkpoints and progress: ``step`` (an optimizer step) or ``round``."""
         return "step"
-
-    @property
-    def uses_tinker(self) -> bool:
-        """True if a server of the Tinker API trains the policy."""
-        return getattr(self, "engine", None) == "tinker"
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
         """Return the recipe for all of a program's picks, or for all predictors that write."""
@@ -244,13 +279,8 @@ class RoundRecipe(TrainingRecipe):
     logging_steps: PositiveInt = Field(5, description="rounds averaged in each log entry")
 
     @property
-    def uses_trl(self) -> bool:
-        """True if TRL's trainer runs the algorithm instead of leret's loop."""
-        return getattr(self, "engine", None) == "trl"
-
-    @property
     def progress_unit(self) -> str:
-        return "step" if self.uses_trl else "round"
+        return "round"
 
     @property
     def steps_per_round(self) -> int:
@@ -277,8 +307,8 @@ class RoundRecipe(TrainingRecipe):
         return self.n_rounds(n_inputs) * self.steps_per_round
 
 
-class WritingRecipe(RoundRecipe, WriterKeys):
-    """Keys of online algorithms for policies that write text."""
+class PolicyGradientRecipe(RoundRecipe, WriterKeys):
+    """Keys of online algorithms for policies that write text, in leret's loop and in TRL's trainers."""
 
     learning_rates: ClassVar[Mapping[float, float]] = {1.5e6: 2e-3, 135e6: 4e-5, 1e9: 1e-6}
 
@@ -286,15 +316,17 @@ class WritingRecipe(RoundRecipe, WriterKeys):
     epsilon_high: float | None = Field(
         None, gt=0, description="clip the ratio at 1 + epsilon_high; None: epsilon"
     )
-    entropy_coef: float = Field(
-        0.0, description="weight of the token entropy, subtracted from the loss"
-    )
     per_device_train_batch_size: PositiveInt = Field(
         64, description="completions in memory at once"
     )
-    keep_rollouts: Literal["above", "below", "either"] | None = Field(
-        None,
-        description="use only completions with all reward parts above (below) their group mean",
+    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
+
+
+class WritingRecipe(PolicyGradientRecipe):
+    """Keys of online algorithms for policies that write text, in leret's loop."""
+
+    entropy_coef: float = Field(
+        0.0, description="weight of the token entropy, subtracted from the loss"
     )
     served: bool = Field(
         False,
@@ -305,7 +337,6 @@ class WritingRecipe(RoundRecipe, WriterKeys):
         gt=0,
         description="weight losses by min(p_trainer / p_sampler, importance_clip); None: no weights",
     )
-    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
     kl_estimator: Literal["k1", "k3"] = "k3"
     target_kl: float | None = Field(
         None, gt=0, description="nats per completion, to adapt beta; None: fixed beta"
@@ -315,7 +346,7 @@ class WritingRecipe(RoundRecipe, WriterKeys):
     )
 
     @model_validator(mode="after")
-    def _has_what_its_keys_need(self) -> WritingRecipe:
+    def _has_what_its_keys_need(self) -> Self:
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl adapts beta, but beta is 0; set an initial beta above 0")
         if self.served and self.lora is None:
@@ -323,79 +354,11 @@ class WritingRecipe(RoundRecipe, WriterKeys):
         return self
 
 
-class TRLKeys(Settings):
-    """The choice between leret's loop and TRL's trainer. The vLLM keys are passed to TRL unchanged."""
-
-    not_in_trl: ClassVar[tuple[str, ...]] = (
-        "questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served", "importance_clip",
-    )  # fmt: skip
-
-    engine: Literal["leret", "trl", "tinker"] = Field(
-        "leret",
-        description="leret's loop, TRL's trainer on stored states, or leret's loop with a Tinker server",
-    )
-    gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step (engine trl)")
-    use_vllm: bool = Field(False, description="sample with vLLM (engine trl)")
-    vllm_mode: Literal["server", "colocate"] = "server"
-    vllm_server_base_url: str | None = Field(
-        None, description="URL of `trl vllm-serve` on other GPUs"
-    )
-    vllm_gpu_memory_utilization: float = Field(
-        0.3, gt=0, le=1, description="for vllm_mode colocate"
-    )
-    vllm_tensor_parallel_size: PositiveInt = 1
-
-    @model_validator(mode="after")
-    def _fits_the_engine(self) -> TRLKeys:
-        uses_trl = self.engine == "trl"
-        if uses_trl and getattr(self, "states", "stored") != "stored":
-            raise ValueError(
-                "engine trl only trains on the run's stored states; set states: stored"
-            )
-        foreign = self.not_in_trl if uses_trl else ("gradient_accumulation_steps", "use_vllm")
-        wrong = changed_keys(self, foreign)
-        if wrong:
-            fitting = "leret" if uses_trl else "trl"
-            raise ValueError(
-                f"engine {self.engine} has no {' or '.join(wrong)}; remove it, or set engine: {fitting}"
-            )
-        return self
-
-
-class TinkerKeys(Settings):
-    """Checks for ``engine: tinker``, which trains LoRA adapters with AdamW on log-probabilities of tokens."""
-
-    @model_validator(mode="after")
-    def _fits_the_server(self) -> TinkerKeys:
-        recipe: Any = self
-        if recipe.engine != "tinker":
-            return self
-        keys = ("optim", "dtype", "served", "entropy_coef", "importance_clip")
-        names = [name for name in keys if name in type(self).model_fields]
-        wrong = changed_keys(self, names)
-        if wrong:
-            raise ValueError(
-                f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine"
-            )
-        if recipe.lora is None or changed_keys(
-            recipe.lora, ("alpha", "target_modules", "quantization")
-        ):
-            raise ValueError(
-                "engine tinker trains a LoRA adapter; set lora: {r: 16} and no other keys of lora"
-            )
-        several = isinstance(self, RoundRecipe) and self.num_iterations * self.num_mini_batches > 1
-        if several and (recipe.algorithm != "grpo" or recipe.beta):
-            raise ValueError(
-                "engine tinker takes one step per round, except for grpo without beta, because the server clips the "
-                "ratio of each token; set num_iterations and num_mini_batches to 1"
-            )
-        return self
-
-
 class PickingRecipe(RoundRecipe):
     """Keys of algorithms that train pickers, starting from the run's picker or a trained picker."""
 
     in_one_process = True
+    trains = "a picker"
 
     learning_rate: float = Field(1e-3, gt=0)
     adam_beta1: float = Field(0.9, ge=0, lt=1)
@@ -405,10 +368,6 @@ class PickingRecipe(RoundRecipe):
         64, description="tasks per round; each pick is a state"
     )
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
-    reindex_rounds: PositiveInt | None = Field(
-        None,
-        description="rounds between rebuilds of the dense index with the picker's encoders; None: never",
-    )
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
         return self.model_copy(update={"predictors": tuple(picks)})

@@ -1,17 +1,24 @@
-"""A class's import path, stored in JSON so that another process can rebuild its objects."""
+"""Code by name: ``package.module:Name``, or ``FILE.py:Name`` for a user's reward, kind or feature function.
+
+A class's name is stored in JSON so that another process can rebuild its objects.
+"""
 
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from leret.core.errors import ProgramError
+from leret.core import stages
+from leret.core.errors import USER_ERRORS, ConfigError, ProgramError, raised
+from leret.core.types import digest
 
 
 def path_of(kind: type) -> str:
@@ -42,7 +49,7 @@ def class_at(path: str, kind: type = object) -> Any:
     """Import a class from ``package.module:Class``; ProgramError if it is missing or not a subclass of ``kind``."""
     module, _, name = path.partition(":")
     try:
-        imported = attrgetter(name)(importlib.import_module(module))
+        imported = attrgetter(name)(import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         advice = "install its package, or add its folder to PYTHONPATH"
         raise ProgramError(f"{path} cannot be imported here ({error}); {advice}") from error
@@ -82,3 +89,98 @@ def constructor_arguments(file: Path, name: str) -> list[str] | None:
                         for argument in [*method.args.args, *method.args.kwonlyargs][1:]
                     ]
     return None
+
+
+def is_path(name: str) -> bool:
+    """Return True if a name has the form ``FILE.py:Name`` or ``package.module:Name``."""
+    return ":" in name
+
+
+def is_in_file(name: str) -> bool:
+    """Return True if a name has the form ``FILE.py:Name``. Such code runs only if a recipe names it."""
+    return name.rpartition(":")[0].endswith(".py")
+
+
+def load_named(name: str, noun: str, fits: Callable[[Any], bool], key: str = "") -> Any:
+    """Run the file or import the module of ``name``, and return the object; changed files run again.
+
+    A ConfigError begins with ``key``, the key in the recipe. ``noun`` is what the object is, for messages.
+    """
+    place = f"{key}: " if key else ""
+    where, _, attribute = name.rpartition(":")
+    try:
+        path = source_of(name)
+        if path is not None:
+            stages.forget_changed(path)
+        run = stages.run_file
+        module = run(Path(where), "leret_named_") if is_in_file(name) else import_module(where)
+    except USER_ERRORS as error:
+        advice = f"fix it, or name the {noun} as FILE.py:NAME or package.module:NAME"
+        raise ConfigError(f"{place}{where} cannot be loaded: {raised(error)}; {advice}") from error
+    value = getattr(module, attribute, None)
+    if not fits(value):
+        names = []
+        for member_name, member in vars(module).items():
+            is_code = inspect.isclass(member) or inspect.isfunction(member)
+            is_imported = is_code and member.__module__ != module.__name__
+            if fits(member) and not is_imported:
+                names.append(member_name)
+        available = ", ".join(names) or "none"
+        raise ConfigError(f"{place}{where} has no {noun} {attribute!r}; available: {available}")
+    return value
+
+
+def load_function(name: str, key: str = "") -> Callable[..., Any]:
+    """Return a user's function by name; a ConfigError begins with ``key``, the key in the recipe."""
+    function: Callable[..., Any] = load_named(name, "function", callable, key)
+    return function
+
+
+def source_of(name: str) -> Path | None:
+    """Return the file of a name's module without running the module; None if there is no file."""
+    where = name.rpartition(":")[0]
+    if is_in_file(name):
+        return Path(where)
+    try:
+        spec = importlib.util.find_spec(where)
+    except (ImportError, ValueError):
+        return None
+    if spec is None or not spec.origin:
+        return None
+    return Path(spec.origin)
+
+
+def source_digest(name: str) -> str | None:
+    """Return the digest of a name's module and its imports (`leret.core.stages`); None if there is no file."""
+    path = source_of(name)
+    if path is None:
+        return None
+    try:
+        return stages.source_digest(path)
+    except OSError:
+        return None
+
+
+def sources_digest(names: Iterable[str]) -> str | None:
+    """Return one digest for the code of all paths among ``names``; None if there are none."""
+    sources = {name: source_digest(name) for name in names if is_path(name)}
+    return digest(sorted(sources.values(), key=str)) if sources else None
+
+
+def identity(kind: str) -> str:
+    """Return what a digest covers of a kind: its short name, or the code at its path."""
+    if not is_path(kind):
+        return kind
+    return digest(source_digest(kind), kind.rpartition(":")[2])
+
+
+def with_identity(value: Any, kind: str) -> Any:
+    """Add the code of a kind named by path to ``value.digest``, and return the value."""
+    if is_path(kind):
+        try:
+            value.digest = digest(identity(kind), value.digest)
+        except AttributeError as error:
+            raise ConfigError(
+                f"{kind}: {type(value).__name__}.digest cannot be set; make it an attribute, not a property"
+            ) from error
+    return value

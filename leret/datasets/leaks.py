@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,6 @@ from typing import Any
 from leret.core.errors import DataError
 from leret.core.files import write_atomically
 from leret.core.types import Task
-from leret.datasets.formats.conversations import plain, utterances
 
 FINGERPRINTS = "pretrain-texts.txt"
 """File in a policy's directory, with a `fingerprint` of each text that the policy learned from."""
@@ -28,6 +30,23 @@ _KINDS = {
     "reply": "with a reply from a training dialogue",
 }
 """Kinds of leaks, worst first."""
+
+
+@lru_cache(1 << 18)
+def plain(text: str) -> str:
+    """Return the words of a text, without regard to case, punctuation, spaces and accents."""
+    folded = unicodedata.normalize("NFKD", text).casefold().replace("'", "").replace("’", "")
+    letters = [char for char in folded if not unicodedata.combining(char)]
+    words = re.findall(r"\w+", "".join(letters))
+    return " ".join(words)
+
+
+def utterances(task: Task) -> list[str]:
+    """Return the history and the reply of a dialogue's task, with `plain`; else an empty list."""
+    history = task.inputs.get("history")
+    if not isinstance(history, list):
+        return []
+    return [plain(str(text)) for text in (*history, *task.answers[:1])]
 
 
 def find_leaks(

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ijson  # type: ignore[import-untyped]
 from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 
+from leret.config.data import DataSettings, FileSettings
 from leret.core.errors import DataError, reason
 from leret.core.types import Document, Task
 
@@ -120,7 +121,7 @@ class Problems:
             lines.append(_FIELDS)
         faults = "\n  ".join(lines)
         noun = "record" if n == 1 else "records"
-        advice = ", or skip them with data.skip_invalid (--skip-invalid)" if any_good else ""
+        advice = ", or skip them with --set data.skip_invalid=true" if any_good else ""
         raise DataError(f"{source}: {n} bad {noun}\n  {faults}\nfix them{advice}")
 
 
@@ -140,6 +141,8 @@ class Reader(ABC):
     Bad records go to ``problems``; an unusable source is a DataError.
     """
 
+    settings: ClassVar[type[DataSettings]] = FileSettings
+    """Settings class of the recipe section `data`."""
     brings_documents = False
     """True if the question file also has documents, so that `data.corpus` is optional."""
     repeats_documents = False
@@ -147,6 +150,10 @@ class Reader(ABC):
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return True if a file with this first record is of this kind."""
+        return False
+
+    def fits_folder(self, folder: Path) -> bool:
+        """Return True if the files of a folder are of this kind."""
         return False
 
     @abstractmethod

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leret.config.base import free_keys, paths_in
-from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe, ReaderSettings
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.classes import sources_digest
+from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, completed, input_stamps, stage_key
-from leret.core.types import Task, digest
-from leret.datasets.leaks import FINGERPRINTS, find_leaks, refuse_leaks
-from leret.datasets.load import limited, split_name
-from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
+from leret.core.types import digest
+from leret.evaluation.measures import Measures, all_measures
+from leret.evaluation.questions import Questions, held_out
 from leret.evaluation.runner import Evaluator, Policies
-from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
-from leret.policies.checkpoints import policy_directory
+from leret.evaluation.systems import BASE, System, available, select
 from leret.policies.load import compute_digest
-from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
-from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
-from leret.rollouts.environment import (
-    Environment,
-    questions_digest,
-    recipe_files,
-    refuse_changed_files,
-    refuse_changes,
-)
+from leret.rollouts.environment import Environment, recipe_files, refuse_changes
 from leret.sampling.estimate import steps_of
-from leret.sampling.store.store import Store
 
 _RENAME = "choose a new name for this evaluation: --set evaluation=NAME"
 
@@ -92,6 +82,12 @@ class Evaluation:
         """
         return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
 
+    def questions(self, environment: Environment) -> Questions:
+        """Return the questions to evaluate; RunError if the directory has results of others."""
+        questions = held_out(self.recipe, self.run, environment, self.systems)
+        _refuse_other_results(self, questions.digest)
+        return questions
+
     def summary(self) -> dict[str, Any]:
         """Read summary.json; return an empty dict if the file is missing or unreadable."""
         try:
@@ -128,11 +124,12 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 
     Raises the same errors, except policy errors.
     """
-    whole = _estimate(recipe, run)
-    choice = choosing(resolve(recipe, run))
+    evaluation = resolve(recipe, run)
+    whole = _estimate(evaluation)
+    choice = choosing(evaluation)
     if choice is None:
         return whole
-    part = _estimate(choice, run)
+    part = _estimate(resolve(choice, run))
     lm_calls = None
     if whole.lm_calls is not None and part.lm_calls is not None:
         lm_calls = whole.lm_calls + part.lm_calls
@@ -165,21 +162,20 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
-def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
-    evaluation = resolve(recipe, run)
+def _estimate(evaluation: Evaluation) -> EvalEstimate:
     names = tuple(system.name for system in evaluation.systems)
     before = evaluation.done()
     if before is not None:
         return EvalEstimate(before["n_questions"], names, (), None, 0, True)
-    with Environment.open(run) as environment:
-        questions = held_out(evaluation, environment)
+    with Environment.open(evaluation.run) as environment:
+        questions = evaluation.questions(environment)
         steps = steps_of(environment)
         runs = _missing_runs(evaluation, environment, questions)
     lm_calls = None
     if steps is not None:
         with_lm = [system for system in evaluation.systems if system.prompt is not None]
         lm_calls = steps * sum(runs[system.name] for system in with_lm)
-        if recipe.reader:
+        if evaluation.recipe.reader:
             lm_calls += sum(runs.values())
     to_ask = tuple(name for name, n in runs.items() if n)
     return EvalEstimate(len(questions.tasks), names, to_ask, steps, lm_calls, done=False)
@@ -228,15 +224,36 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
                 f"evaluation: {name!r} names both a system and an evaluation; {_RENAME}"
             )
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
-    evaluates_base = any(system.policy == BASE for system in systems)
-    if sampled.policy.kind == "local" and evaluates_base and not recipe.policies:
-        rounds = run.manifest.rounds
-        if rounds and policies.digest(choices[BASE]) != rounds[0]["digest"]:
-            raise RunError(
-                f"policy.model: {sampled.policy.model} has changed since {run.path} was sampled; "
-                "restore the model's files, or sample a new run"
-            )
+    if any(system.policy == BASE for system in systems) and not recipe.policies:
+        _refuse_changed_base(run, sampled.policy, policies, choices[BASE])
     reader = None if recipe.reader is None else _reader_settings(recipe.reader)
+    key = _inputs_key(recipe, run, systems, sampled, policies, measures, reader)
+    return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key, reader)
+
+
+def _refuse_changed_base(
+    run: Run, sampled: PolicySettings, policies: Policies, base: System
+) -> None:
+    rounds = run.manifest.rounds
+    if sampled.kind != "local" or not rounds:
+        return
+    if policies.digest(base) != rounds[0]["digest"]:
+        raise RunError(
+            f"policy.model: {sampled.model} has changed since {run.path} was sampled; "
+            "restore the model's files, or sample a new run"
+        )
+
+
+def _inputs_key(
+    recipe: EvalRecipe,
+    run: Run,
+    systems: Sequence[System],
+    sampled: SamplingRecipe,
+    policies: Policies,
+    measures: Measures,
+    reader: Mapping[str, Any] | None,
+) -> str:
+    """Return a digest of all inputs of the summary."""
     prompts: list[list[Any]] = []
     for system in systems:
         if system.prompt is None:
@@ -244,10 +261,11 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         else:
             prompts.append([system.name, system.prompt.digest, policies.digest(system)])
     indexes = []
+    kinds = [retriever.kind for retriever in recipe.retrievers.values()]
     for retriever in recipe.retrievers.values():
         files = [path for _, path, mark in paths_in(retriever) if not mark.may_be_missing]
         indexes.append(input_stamps(*files))
-    key = stage_key(
+    return stage_key(
         recipe,
         "a hop is a search",  # in older evaluations, a hop was an LM call
         run.section("sampling", "leret sample RECIPE"),
@@ -256,9 +274,8 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
         indexes,
-        *filter(None, [sources_digest(_functions(measures)), reader]),
+        *filter(None, [sources_digest(_functions(measures)), sources_digest(kinds), reader]),
     )
-    return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key, reader)
 
 
 def _reader_settings(reader: ReaderSettings) -> dict[str, Any]:
@@ -270,147 +287,6 @@ def _reader_settings(reader: ReaderSettings) -> dict[str, Any]:
     settings.update(reader.policy.model_dump(include={"max_tokens", "enable_thinking", "template"}))
     settings.update(reader.model_dump(exclude={"policy"}))
     return settings
-
-
-@dataclass(frozen=True)
-class Questions:
-    """Questions to evaluate (``tasks``)."""
-
-    tasks: Sequence[Task]
-    trained: Sequence[Task]  # the run's questions that training has seen
-    digest: str  # of all questions of the split
-    gold: Mapping[str, bool]
-    """Gold documents of the data: True if in the corpus; empty if this is unknown."""
-    notes: Sequence[str]  # on skipped and doubtful records
-
-
-def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
-    """Return the recipe's questions to which a requested measure applies.
-
-    DataError if there are none; ConfigError for systems that only search, if no measure applies to
-    the documents found.
-    """
-    recipe = evaluation.recipe
-    data = environment.recipe.data
-    if recipe.questions is not None and data.kind in GENERATED:
-        raise ConfigError(
-            f"questions: {recipe.questions!r} does not apply to a generated world; remove the key"
-        )
-    if recipe.changes and data.kind != "babilong":
-        raise ConfigError(
-            "data: only babilong data can be changed, "
-            f"but the run has {data.kind} data; remove the key"
-        )
-    refuse_changed_files(evaluation.run, environment)
-    run_tasks = environment.tasks("all")
-    changes = dict(recipe.changes)
-    if recipe.questions is not None:
-        changes["questions"] = recipe.questions
-    if changes:
-        changed = data.model_copy(update=changes)
-        sampling = environment.recipe.model_copy(update={"data": changed})
-        source = Environment(sampling, environment.cache)
-        split = source.tasks(recipe.split)
-    else:
-        source = environment
-        split = [task for task in run_tasks if recipe.split in ("all", split_name(task, data.seed))]
-    chosen = limited(split, recipe.limit, data.seed)
-    tasks = scorable(recipe.specs, chosen)
-    if not tasks:
-        raise _no_questions(recipe, len(chosen))
-    _refuse_search_alone(evaluation, tasks)
-    trained = trained_tasks(evaluation.run, environment, run_tasks)
-    refuse_leaks(trained, tasks)
-    data_digest = questions_digest(split)
-    _refuse_other_results(evaluation, data_digest)
-    return Questions(tasks, trained, data_digest, source.gold, source.data_notes())
-
-
-def _no_questions(recipe: EvalRecipe, n_questions: int) -> DataError:
-    place = recipe.questions or f"split {recipe.split} of the run's data"
-    reason = "it is empty"
-    if n_questions:
-        measures = ", ".join(recipe.specs)
-        reason = f"none of its {n_questions} questions has labels for {measures}"
-    return DataError(
-        f"no questions to evaluate in {place} ({reason}); choose other measures, another split or "
-        "question file: rankings are measured by gold documents, and answers by reference answers "
-        "(measures: [f1])"
-    )
-
-
-def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> list[Task]:
-    """Return those of a run's tasks that were sampled, trained on, or used for validation."""
-    data = environment.recipe.data
-    ids = set[str]()
-    if run.store.is_file():
-        with Store(run.store, read_only=True) as store:
-            ids |= store.question_ids()
-    for note in training_facts(run).values():
-        ids.update(note.get("validation") or ())
-        recipe = (note.get("key") or {}).get("recipe") or {}
-        if "limit" in recipe:  # online training also uses questions that are not in the store
-            split = (task for task in tasks if data.split in ("all", split_name(task, data.seed)))
-            chosen = limited(split, recipe["limit"] or data.limit, data.seed, data.part)
-            ids |= {task.id for task in chosen} - environment.held_out
-    return [task for task in tasks if task.id in ids]
-
-
-def check_leaks(evaluation: Evaluation, questions: Questions) -> dict[str, Any]:
-    """Compare the questions with all recorded texts that the systems have learned from."""
-    run = evaluation.run
-    training = list(questions.trained)
-    models: list[PolicySettings] = []
-    if evaluation.recipe.reader:
-        models.append(evaluation.recipe.reader.policy)
-    for system in evaluation.systems:
-        if system.prompt is not None:
-            models.append(evaluation.policies.base)
-            models += evaluation.policies.settings(system).values()
-            training += _demos(system.name, system.prompt, questions.tasks[0])
-    pretrained = set[str]()
-    unknown = dict[str, None]()
-    runs = {run.path.resolve()}
-    for settings in models:  # grows during the loop
-        if settings.model == "scratch":
-            continue
-        path = (policy_directory(settings.model) or Path(settings.model)).resolve()
-        home = next((parent for parent in path.parents if (parent / "run.yaml").is_file()), None)
-        if (path / FINGERPRINTS).is_file():
-            pretrained.update((path / FINGERPRINTS).read_text(encoding="utf-8").split())
-        elif home is None or not path.is_dir():
-            unknown[Path(settings.model).name] = None
-        elif home not in runs:
-            runs.add(home)
-            try:
-                models.append(sampling_recipe_of(Run.open(home)).policy)
-                training += _trained_elsewhere(Run.open(home), run)
-            except (DataError, RunError):  # the other run was moved without its data
-                unknown[Path(settings.model).name] = None
-    return find_leaks(questions.tasks, training, pretrained, list(unknown))
-
-
-def _demos(system: str, prompt: Prompt, question: Task) -> list[Task]:
-    """Return the demos of a prompt that have all inputs of a question."""
-    demos = []
-    for examples in prompt.demos.values():
-        for example in examples:
-            inputs = {name: example.get(name) for name in question.inputs}
-            if None not in inputs.values():
-                demos.append(Task(f"a demo of {system}", inputs))
-    return demos
-
-
-def _trained_elsewhere(source: Run, run: Run) -> list[Task]:
-    """Return the trained tasks of another run.
-
-    Ids of another corpus mean other things, so they are dropped.
-    """
-    with Environment.open(source) as environment:
-        tasks = trained_tasks(source, environment, environment.tasks("all", check=False))
-    if source.manifest.digests.get("corpus") == run.manifest.digests.get("corpus"):
-        return tasks
-    return [replace(task, id=f"{source.path.name}: {task.id}", gold=()) for task in tasks]
 
 
 def open_evaluator(
@@ -479,34 +355,13 @@ def _functions(measures: Measures) -> list[str]:
     return [name for spec in measures.values() for name in function_names(spec)]
 
 
-def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
-    """Refuse systems that only search if nothing scores their searches.
-
-    Oracle titles need tasks with gold documents, others a measure or reader that applies.
-    """
-    if any(task.gold for task in tasks):
-        return
-    useful = evaluation.recipe.reader or scores_search(evaluation.recipe.specs, tasks)
-    names = [
-        system.name
-        for system in evaluation.systems
-        if system.method == ORACLE or (system.searches and not useful)
-    ]
-    if names:
-        left = [name for name in evaluation.recipe.systems if name not in names]
-        raise ConfigError(
-            f"systems: {', '.join(names)}: without gold documents, there is nothing to compare "
-            f"their searches with; remove them, as in systems: [{', '.join(left) or 'base'}]"
-        )
-
-
 def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
     """Raise an error if the directory has results for different questions or decoding settings."""
     old = evaluation.summary()
     if not old:
         return
     recipe = evaluation.recipe
-    free = free_keys(EvalRecipe)
+    free = free_keys(recipe)
     if recipe.temperature == 0:
         free = free | {"seed"}  # greedy runs need no seed
     keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # its ``data`` is a digest

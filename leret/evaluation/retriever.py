@@ -1,4 +1,4 @@
-"""`leret eval-retriever`: evaluate a retriever's rankings with ir_measures."""
+"""`leret search --questions`: evaluate a retriever's rankings with ir_measures."""
 
 from __future__ import annotations
 

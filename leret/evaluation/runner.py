@@ -4,47 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from leret.config.evaluation import ReaderSettings
 from leret.config.policy import LocalPolicySettings, PolicySettings, by_predictor
-from leret.core.aio import for_each
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Failure, Rollout, Task, digest, message
-from leret.evaluation.baselines import (
-    HydeActor,
-    ScriptedPolicy,
-    marked_question,
-    one_search,
-    oracle_titles,
-    query_places,
-    raw_question,
-    rm3_retriever,
-    special_fields,
-)
 from leret.evaluation.measures import Measures, Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
-from leret.evaluation.systems import HYDE, ORACLE, RAW, RM3, System
+from leret.evaluation.systems import Session, System
 from leret.policies.base import Policy, Request
 from leret.policies.load import compute_digest, make_policy, open_policies
-from leret.programs.runner import ProgramRunner
-from leret.retrieval.base import Retriever
-from leret.retrieval.batching import SearchBatcher
-from leret.rewards.likelihood import reader_lines
-from leret.rollouts.actors import Actor, Decoding, PolicyActor
+from leret.programs.prompts import reader_lines
+from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import BOUNDARIES, failure_of
-from leret.rollouts.walk import RolloutRunner
-
-CONCURRENCY = 256
-"""Maximum number of questions in flight; waiting requests are decoded in one batch."""
 
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
@@ -52,8 +32,6 @@ _MAX_FAILED = 0.5
 
 It checks once `_MIN_RUNS` runs have ended.
 """
-
-OnEnd = Callable[[Rollout], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -160,7 +138,7 @@ class Evaluator:
     def _key_of(self, system: System) -> str:
         key = self.key
         if system.retriever is not None:
-            key = digest(key, self._retriever(system).digest)
+            key = digest(key, self.others[system.retriever].retriever.digest)
         if system.prompt is None:
             return digest(key, system.name)
         decoding = self.decoding
@@ -194,47 +172,14 @@ class Evaluator:
             if rollout.failure and not rollout.unparsed and n_done >= min(_MIN_RUNS, len(runs)):
                 _stop_if_most_failed(rollout.failure, n_failed, n_done, n_before)
 
-        environment = self.environment
-        wanted = (lambda task: task.gold) if system.method == ORACLE else None
-        script = partial(ScriptedPolicy, environment.formatter, wanted=wanted)
-        retriever = self._retriever(system)
-        run = partial(self._run, retriever, runs)
+        source = self.environment if system.retriever is None else self.others[system.retriever]
+        policy = self._open.get(system.policy or "")
+        retriever = system.searcher(source)
+        session = Session(self.environment, retriever, policy, self.decoding, runs, ended)
         try:
-            if system.prompt is not None:
-                policy = self._open[system.policy or ""]
-                actor: Actor = PolicyActor(
-                    policy, environment.formatter, self.decoding, system.prompt
-                )
-                if system.method == HYDE:
-                    actor = HydeActor(policy, self.decoding)
-                work = run(actor, ended)
-            elif system.method == ORACLE:
-                queries: dict[str, dict[int, int]] = {}
-
-                async def note(rollout: Rollout) -> None:
-                    queries[rollout.task_id] = query_places(rollout)
-
-                self._loop.run(run(script(marked_question), note))
-                work = run(script(oracle_titles(environment.corpus, queries)), ended)
-            elif system.method == RAW and self._calls_tools():
-                searches = one_search(retriever, todo[0], environment.recipe.retriever.k)
-                work = for_each(searches, ended, CONCURRENCY)
-            else:
-                work = run(script(raw_question), ended)
-            self._loop.run(work)
+            self._loop.run(system.run(session))
         finally:
             self.progress.finish()
-
-    def _retriever(self, system: System) -> Retriever:
-        if system.name == RM3:
-            return rm3_retriever(self.environment.engine)
-        if system.retriever is None:
-            return self.environment.retriever
-        return self.others[system.retriever].retriever
-
-    def _calls_tools(self) -> bool:
-        predictors = self.environment.replay.predictors.items()
-        return any(special_fields(name, predictor.signature) for name, predictor in predictors)
 
     async def _read(self, rollout: Rollout) -> tuple[Rollout, int, int]:
         """Return the rollout with the reader's answer, and the reader's LM calls and tokens."""
@@ -258,21 +203,6 @@ class Evaluator:
             return replace(rollout, finished=False, failure=failure, prediction=None), 0, 0
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
         return replace(rollout, prediction=completion.text.strip()), 1, n_tokens
-
-    async def _run(
-        self, retriever: Retriever, runs: Iterable[tuple[Task, int]], actor: Actor, on_end: OnEnd
-    ) -> None:
-        searches = SearchBatcher(retriever)
-        program = ProgramRunner(self.environment.replay, self.environment.formatter, searches)
-        runner = RolloutRunner(program, actor)
-
-        async def run_to_end(run: tuple[Task, int]) -> None:
-            await on_end(await runner.run_one(*run))
-
-        try:
-            await for_each(runs, run_to_end, CONCURRENCY)
-        finally:
-            searches.close()
 
     def _policy(self, name: str | None, settings: Mapping[str, PolicySettings]) -> None:
         """Open a policy and leave it open for the next systems.

@@ -19,15 +19,8 @@ from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
-from leret.evaluation.plan import (
-    Evaluation,
-    Questions,
-    check_leaks,
-    choosing,
-    held_out,
-    open_evaluator,
-    resolve,
-)
+from leret.evaluation.plan import Evaluation, choosing, open_evaluator, resolve
+from leret.evaluation.questions import Questions, check_leaks
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import Trees, write_page
 from leret.evaluation.results import (
@@ -39,7 +32,7 @@ from leret.evaluation.results import (
 )
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
-from leret.evaluation.systems import HYDE, ORACLE, System, focus
+from leret.evaluation.systems import HYDE, OracleTitles, System, focus
 from leret.policies.load import probe
 from leret.policies.local.chat_template import dated
 from leret.programs.saved import save
@@ -87,7 +80,7 @@ def evaluate(
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
     values = _chosen_on(evaluation, progress)
     with dated(run.manifest.date), Environment.open(run) as environment:
-        questions = held_out(evaluation, environment)
+        questions = evaluation.questions(environment)
         evaluator = open_evaluator(evaluation, environment, questions, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _summary(evaluation, questions, results)
@@ -212,13 +205,15 @@ def _summary(
             evaluated.append((system, results[system.name]))
     summary = summarise(evaluated, questions.tasks, list(evaluation.measures), recipe)
     gold = questions.gold.values()
+    reader = None if recipe.reader is None else recipe.reader.policy
+    leaks = check_leaks(questions, evaluation.run, evaluation.systems, evaluation.policies, reader)
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
         "name": recipe.evaluation_name,
         "sentences": evaluation.sentences,
         "data": questions.digest,
-        "leaks": check_leaks(evaluation, questions),
+        "leaks": leaks,
         "gold_coverage": sum(gold) / len(gold) if gold else None,
         "reader": evaluation.reader,
         "notes": _notes(evaluation, questions, results, left_out),
@@ -253,7 +248,7 @@ def _notes(
 
 def _is_no_bound(system: System, questions: Questions, results: SystemResults) -> bool:
     """Return True for an oracle that picked candidates, but never a gold document."""
-    if system.method != ORACLE:
+    if not isinstance(system, OracleTitles):
         return False
     gold = {task.id: task.gold for task in questions.tasks}
     has_picks = False
@@ -313,7 +308,7 @@ def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
     for system in evaluation.systems:
         files.append(directory / system.name / "evaluated.json")
         files.append(directory / system.name / "per_question.parquet")
-    # without the page: `leret report` writes it again
+    # without the page: `leret view --report` writes it again
     mark_completed(directory, "eval", key, {}, files)
 
 

@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leret.config.evaluation import EvalRecipe
 from leret.rewards.corpus import CorpusMeasure
 
 Array = NDArray[np.float64]
@@ -26,6 +25,14 @@ _CHUNK_CELLS: Final = 4_000_000
 
 _TIE: Final = 1e-12
 """Tolerance for comparing sums, because the order of addition changes the last bits."""
+
+
+class Resampling(NamedTuple):
+    """Settings of intervals and tests; ``confidence`` is in (0, 1)."""
+
+    resamples: int = 10_000
+    confidence: float = 0.95
+    seed: int = 0
 
 
 def bootstrap_intervals(
@@ -120,7 +127,9 @@ def _share(n_as_large: Array, n_questions: int, resamples: int) -> Array:
     return estimate
 
 
-def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> list[float | None]:
+def corpus_interval(
+    rows: Array, measure: CorpusMeasure, resampling: Resampling
+) -> list[float | None]:
     """Compute the bootstrap interval of a `CorpusMeasure`; ``rows`` are (n_questions, n_counts).
 
     None if the measure cannot be resampled or there are no rows.
@@ -128,14 +137,14 @@ def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> 
     if not measure.resampled or not len(rows):
         return [None, None]
     values = []
-    for *_, weights in _resamples(len(rows), recipe.resamples, recipe.seed):
+    for *_, weights in _resamples(len(rows), resampling.resamples, resampling.seed):
         values.append(measure.values(weights @ rows))
-    [bounds] = _percentiles(np.concatenate(values)[:, None], recipe.confidence)
+    [bounds] = _percentiles(np.concatenate(values)[:, None], resampling.confidence)
     return [json_number(bound) for bound in bounds]
 
 
 def compare_corpus(
-    a: Array, b: Array, measure: CorpusMeasure, recipe: EvalRecipe, scored: bool = True
+    a: Array, b: Array, measure: CorpusMeasure, resampling: Resampling, scored: bool = True
 ) -> dict[str, Any]:
     """Compute the difference of a `CorpusMeasure`, a minus b, over questions with rows of both.
 
@@ -154,11 +163,11 @@ def compare_corpus(
     if not measure.resampled:
         return row
     n_as_large = 0
-    for bits in _assignments(n, recipe.resamples, recipe.seed):
+    for bits in _assignments(n, resampling.resamples, resampling.seed):
         swapped = bits @ (b - a)
         values = measure.values(a.sum(axis=0) + swapped) - measure.values(b.sum(axis=0) - swapped)
         n_as_large += int((np.abs(values) >= abs(observed) - _TIE).sum())
-    p = _share(np.array(n_as_large, dtype=float), n, recipe.resamples)
+    p = _share(np.array(n_as_large, dtype=float), n, resampling.resamples)
     row["p"] = json_number(float(p))
     n_counts = a.shape[1]
 
@@ -166,7 +175,7 @@ def compare_corpus(
         return measure.values(sums[:, :n_counts]) - measure.values(sums[:, n_counts:])
 
     pair = CorpusMeasure(measure.rows, difference)
-    row["ci"] = corpus_interval(np.hstack([a, b]), pair, recipe)
+    row["ci"] = corpus_interval(np.hstack([a, b]), pair, resampling)
     return row
 
 
@@ -192,7 +201,7 @@ def compare(
     pairs: Sequence[tuple[str, str]],
     values: Mapping[str, Array],
     measures: Sequence[str],
-    recipe: EvalRecipe,
+    resampling: Resampling,
 ) -> list[dict[str, Any]]:
     """Compute the difference of means, a minus b, for each pair (a, b), hop and measure.
 
@@ -203,8 +212,8 @@ def compare(
     cube = np.stack([values[a] - values[b] for a, b in pairs], axis=1)
     flat = cube.reshape(len(cube), -1)
     means = nan_mean(flat)
-    bounds = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
-    p_values = sign_flip_p(flat, recipe.resamples, recipe.seed)
+    bounds = bootstrap_intervals(flat, *resampling)
+    p_values = sign_flip_p(flat, resampling.resamples, resampling.seed)
     counts = (~np.isnan(flat)).sum(axis=0)
     rows = []
     for column, (i, hop, m) in enumerate(np.ndindex(cube.shape[1:])):

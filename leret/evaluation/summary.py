@@ -37,6 +37,7 @@ from leret.evaluation.measures import LABELS, corpus_measures
 from leret.evaluation.results import ScoredHop, SystemResults, prediction_of
 from leret.evaluation.statistics import (
     Array,
+    Resampling,
     bootstrap_intervals,
     compare,
     compare_corpus,
@@ -83,6 +84,7 @@ def summarise(
 
     Systems and measures keep their input order.
     """
+    resampling = Resampling(recipe.resamples, recipe.confidence, recipe.seed)
     n_hops = _last_hop(systems)
     n_by_measure = _counts(systems, measures)
     measures = list(n_by_measure)
@@ -92,15 +94,16 @@ def summarise(
 
     pairs = pairs_of({system.name: system.rivals for system, _ in systems}, recipe.baseline)
     groups = _groups(questions)
+    corpus = corpus_measures(recipe.specs)
     means = {}
     compared = {}
     for group, members in groups.items():
         values = {name: table.values[members] for name, table in scores.items()}
-        means[group] = _means(values, measures, recipe)
-        compared[group] = compare(pairs, values, measures, recipe)
+        means[group] = _means(values, measures, resampling)
+        compared[group] = compare(pairs, values, measures, resampling)
         group_questions = [questions[i] for i in members]
         _set_corpus_measures(
-            systems, group_questions, measures, means[group], compared[group], recipe
+            systems, group_questions, measures, means[group], compared[group], corpus, resampling
         )
 
     rows = [
@@ -169,7 +172,10 @@ def headline(summary: Mapping[str, Any]) -> str | None:
 
 
 def _values_without_gold(summary: Mapping[str, Any], measure: str) -> dict[str, float]:
-    """Return a measure after the last hop, for the systems that do not use the gold documents."""
+    """Return a measure after the last hop, for the systems that do not use the gold documents.
+
+    Rows of earlier versions with ``best_of`` used them.
+    """
     values = {}
     for row in summary["rows"]:
         method = row["system"].partition("@")[0]
@@ -184,15 +190,6 @@ def _is_significant(summary: Mapping[str, Any], measure: str, system: str, rival
         if pair["measure"] == measure and {pair["a"], pair["b"]} == {system, rival}:
             return pair["p_holm"] is not None and pair["p_holm"] < LEVEL
     return False
-
-
-def _without_gold(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows of systems that do not use the gold documents."""
-    return [
-        r
-        for r in summary["rows"]
-        if r["system"].partition("@")[0] != ORACLE and not r.get("best_of")
-    ]
 
 
 def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
@@ -296,13 +293,8 @@ def score_table(
     questions: Sequence[Task],
     n_hops: int,
     measures: Sequence[str],
-    *,
-    best: bool = False,
 ) -> Scores:
-    """Arrange rows of a system (in any order) by question, hop and measure: the mean over runs.
-
-    ``best`` takes the best run, for the rows with ``best_of`` in results of earlier versions.
-    """
+    """Arrange rows of a system (in any order) by question, hop and measure: the mean over runs."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.hop):
         # an unparsed run ends with one more row: its last ranking, and the value of the answer
@@ -316,11 +308,10 @@ def score_table(
         if any(row.unparsed for row in run.values()):
             unparsed.add(question_id)
         tables[question_id].append(_run_table(run, n_hops, measures))
-    average = np.max if best else np.mean
     values = np.full((len(questions), n_hops, len(measures)), np.nan)
     for i, question in enumerate(questions):
         if question.id in tables:
-            values[i] = average(tables[question.id], axis=0)
+            values[i] = np.mean(tables[question.id], axis=0)
     return Scores(values, n_failed=len(questions) - len(tables), n_unparsed=len(unparsed))
 
 
@@ -373,14 +364,15 @@ def _set_corpus_measures(
     measures: Sequence[str],
     means: Mapping[str, list[dict[str, Any]]],
     comparisons: Iterable[dict[str, Any]],
-    recipe: EvalRecipe,
+    corpus: Mapping[str, tuple[CorpusMeasure, str | None]],
+    resampling: Resampling,
 ) -> None:
     """Replace the means and comparisons of measures of all answers together.
 
     Only the last hop has such measures.
     """
     n_hops = max(map(len, means.values()), default=0)
-    for name, (measure, field) in corpus_measures(recipe.specs).items():
+    for name, (measure, field) in corpus.items():
         if name not in measures:
             continue
         rows = {}
@@ -394,12 +386,12 @@ def _set_corpus_measures(
             scored = rows[system_name][~is_missing]
             if len(scored):
                 hops[-1][name] = json_number(measure.value(scored))
-            hops[-1][f"{name}_ci"] = corpus_interval(scored, measure, recipe)
+            hops[-1][f"{name}_ci"] = corpus_interval(scored, measure, resampling)
         for pair in comparisons:
             if pair["measure"] == name:
                 is_last = pair["hop"] == n_hops
                 a, b = rows[pair["a"]], rows[pair["b"]]
-                pair.update(compare_corpus(a, b, measure, recipe, is_last))
+                pair.update(compare_corpus(a, b, measure, resampling, is_last))
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
@@ -416,14 +408,14 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 
 
 def _means(
-    values: Mapping[str, Array], measures: Sequence[str], recipe: EvalRecipe
+    values: Mapping[str, Array], measures: Sequence[str], resampling: Resampling
 ) -> dict[str, list[dict[str, Any]]]:
     """Map each system to its means and intervals at every hop."""
     if not values:
         return {}
     cube = np.stack(list(values.values()), axis=1)
     flat = cube.reshape(len(cube), -1)
-    intervals = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
+    intervals = bootstrap_intervals(flat, *resampling)
     bounds = intervals.reshape(*cube.shape[1:], 2)
     means = nan_mean(flat).reshape(cube.shape[1:])
     hops: dict[str, list[dict[str, Any]]] = {}
@@ -465,7 +457,6 @@ def _row(
         "unparsed": scores.n_unparsed,
         "seconds": round(results.seconds, 3),
         "lm_calls": results.lm_calls,
-        "best_of": None,  # only results of earlier versions have a number
         "cost": results.cost(max(1, n_runs)),
         "hops": hops,
         "by_type": by_type,

@@ -29,20 +29,41 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from leret.config.base import secrets_in
 from leret.config.load import sampling_recipe_of
 from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
+from leret.core.aio import for_each
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
+from leret.core.types import Rollout, Task
+from leret.evaluation.baselines import (
+    HydeActor,
+    Script,
+    ScriptedPolicy,
+    marked_question,
+    one_search,
+    oracle_titles,
+    query_places,
+    raw_question,
+    rm3_retriever,
+    special_fields,
+)
+from leret.policies.base import Policy
 from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.runner import ProgramRunner
 from leret.programs.saved import saved_policies
+from leret.retrieval.base import Retriever
+from leret.retrieval.batching import SearchBatcher
+from leret.rollouts.actors import Actor, Decoding, PolicyActor
+from leret.rollouts.environment import Environment
+from leret.rollouts.walk import RolloutRunner
 
 RAW = "raw-question"
 ORACLE = "oracle-titles"
@@ -52,10 +73,54 @@ HYDE = "hyde"
 _REMOVED = ("best-of-", "fused:")
 """Prefixes of systems that earlier versions evaluated."""
 
+CONCURRENCY = 256
+"""Maximum number of questions in flight; waiting requests are decoded in one batch."""
+
+OnEnd = Callable[[Rollout], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Session:
+    """The program, retriever and policy that a system runs with.
+
+    ``runs`` are questions and the numbers of their runs; ``on_end`` gets each rollout.
+    """
+
+    environment: Environment
+    retriever: Retriever
+    policy: Policy | None  # None for baselines
+    decoding: Decoding
+    runs: Sequence[tuple[Task, int]]
+    on_end: OnEnd
+
+    async def walk(self, actor: Actor, on_end: OnEnd | None = None) -> None:
+        """Run the program with an actor on every question."""
+        notify = on_end or self.on_end
+        searches = SearchBatcher(self.retriever)
+        environment = self.environment
+        program = ProgramRunner(environment.replay, environment.formatter, searches)
+        runner = RolloutRunner(program, actor)
+
+        async def run_to_end(run: tuple[Task, int]) -> None:
+            await notify(await runner.run_one(*run))
+
+        try:
+            await for_each(self.runs, run_to_end, CONCURRENCY)
+        finally:
+            searches.close()
+
+    def scripted(
+        self, script: Script, wanted: Callable[[Task], Sequence[str]] | None = None
+    ) -> ScriptedPolicy:
+        return ScriptedPolicy(self.environment.formatter, script, wanted)
+
 
 @dataclass(frozen=True)
 class System:
-    """A system that answers questions. Baselines have neither policy nor prompt."""
+    """A policy with a prompt. Baselines, which have neither, are subclasses."""
+
+    only_searches: ClassVar[bool] = False
+    """True if the system only writes queries, so that the program's answers have no meaning."""
 
     name: str
     kind: Literal["baseline", "base", "prompt", "policy"]
@@ -74,10 +139,71 @@ class System:
         """The name without the retriever."""
         return self.name.removesuffix(f"@{self.retriever}") if self.retriever else self.name
 
-    @property
-    def searches(self) -> bool:
-        """True if the system only writes queries, so that the program's answers have no meaning."""
-        return self.kind == "baseline" or self.method == HYDE
+    def searcher(self, environment: Environment) -> Retriever:
+        """Return the retriever that answers the system's queries."""
+        return environment.retriever
+
+    async def run(self, session: Session) -> None:
+        """Run every question of a session to its end."""
+        assert session.policy is not None
+        assert self.prompt is not None
+        formatter = session.environment.formatter
+        await session.walk(PolicyActor(session.policy, formatter, session.decoding, self.prompt))
+
+
+class RawQuestion(System):
+    """The question answers every LM call."""
+
+    only_searches = True
+
+    async def run(self, session: Session) -> None:
+        predictors = session.environment.replay.predictors.items()
+        if not any(special_fields(name, predictor.signature) for name, predictor in predictors):
+            return await session.walk(session.scripted(raw_question))
+        tasks = [task for task, _ in session.runs]
+        searches = one_search(session.retriever, tasks, session.environment.recipe.retriever.k)
+        await for_each(searches, session.on_end, CONCURRENCY)
+
+
+class OracleTitles(System):
+    """The gold titles are the queries."""
+
+    only_searches = True
+
+    async def run(self, session: Session) -> None:
+        queries: dict[str, dict[int, int]] = {}
+
+        async def note(rollout: Rollout) -> None:
+            queries[rollout.task_id] = query_places(rollout)
+
+        def wanted(task: Task) -> Sequence[str]:
+            return task.gold
+
+        await session.walk(session.scripted(marked_question, wanted), note)
+        titles = oracle_titles(session.environment.corpus, queries)
+        await session.walk(session.scripted(titles, wanted))
+
+
+class ExpandedQuestion(System):
+    """The question is the query, which RM3 expands."""
+
+    only_searches = True
+
+    def searcher(self, environment: Environment) -> Retriever:
+        return rm3_retriever(environment.engine)
+
+    async def run(self, session: Session) -> None:
+        await session.walk(session.scripted(raw_question))
+
+
+class Hyde(System):
+    """The base policy writes a passage, which is the query."""
+
+    only_searches = True
+
+    async def run(self, session: Session) -> None:
+        assert session.policy is not None
+        await session.walk(HydeActor(session.policy, session.decoding))
 
 
 def available(
@@ -87,9 +213,13 @@ def available(
     retrievers: Iterable[str] = (),
 ) -> dict[str, System]:
     """Return all systems of a run by name, in the order of the report's table."""
-    systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
-    systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
-    systems.append(System(HYDE, "prompt", BASE, prompt=Prompt(HYDE), rivals=(RAW,)))
+    systems = [
+        RawQuestion(RAW, "baseline"),
+        OracleTitles(ORACLE, "baseline"),
+        ExpandedQuestion(RM3, "baseline"),
+        System(BASE, "base", BASE, prompt=ZERO_SHOT),
+        Hyde(HYDE, "prompt", BASE, prompt=Prompt(HYDE), rivals=(RAW,)),
+    ]
     bank = sorted(
         map(Prompt.load, run.prompts.glob("*.json")),
         key=lambda prompt: (len(prompt.name), prompt.name),

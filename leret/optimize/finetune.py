@@ -21,7 +21,7 @@ from leret.core.types import Task, digest
 from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
 from leret.rollouts.environment import Environment, questions_digest
-from leret.training.algorithms import TrainingRecipe
+from leret.training.algorithms import TrainingRecipe, algorithm_of
 from leret.training.data import TrainingExample, examples_digest
 from leret.training.job import CheckpointDirectory, Interrupt, TrainReport
 from leret.training.job import TrainingJob as LocalTraining
@@ -142,6 +142,11 @@ def _training(
     max_steps = None if online else keys.pop("max_steps", None)
     thinking = keys.pop("enable_thinking", None)
     recipe = validated(TrainingRecipe, keys)
+    if not online and algorithm_of(recipe).is_online:
+        raise TrainingError(
+            f"algorithm: {recipe.algorithm} needs a run's tasks to sample; for stored examples use "
+            "sft, dpo or ipo"
+        )
     if not inputs:
         raise TrainingError(
             "there are no examples to train on; check whether the metric rejects every example"
@@ -154,7 +159,7 @@ def _training(
     }
     more = {"max_steps": max_steps, "enable_thinking": thinking}
     content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
-    name = recipe.name or f"{recipe.algorithm}-{content[:12]}"
+    name = recipe.name or f"{recipe.algorithm_name}-{content[:12]}"
     recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
     directory = CheckpointDirectory(run_dir / "policies", name)
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}

@@ -21,7 +21,7 @@ from leret.config.policy import (
     OpenAIPolicySettings,
     PickerSettings,
     PolicySettings,
-    TinkerPolicySettings,
+    ServedPolicySettings,
 )
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import PickingRecipe
@@ -53,7 +53,7 @@ class RoundStage:
         detail = ""
         if isinstance(self.recipe, TrainingRecipe):
             initial = getattr(self.recipe, "writer", self.recipe).init_from
-            detail = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {initial}"
+            detail = f" {self.recipe.policy_name} ({self.recipe.algorithm_name}) from {initial}"
         elif isinstance(self.recipe, SamplingRecipe):
             detail = f" with {self.recipe.policy.model}"
         title = f"round {self.round}: {self.stage}{detail}"
@@ -128,7 +128,7 @@ def _problems(
         for key, settings in recipe.by_predictor.items():
             if _actor_of(recipe, trainings, key) is None:
                 continue
-            if isinstance(settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings):
+            if not isinstance(settings, ServedPolicySettings):
                 continue
             if not key and settings.kind == "openai":
                 continue

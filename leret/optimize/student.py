@@ -8,10 +8,9 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import dspy
 from dspy.teleprompt.bootstrap_finetune import copy_program_with_lms
@@ -19,12 +18,12 @@ from pydantic_core import to_jsonable_python
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe, SamplingSettings
-from leret.core.errors import LeretError, PolicyError, ProgramError, RunError, TrainingError, reason
+from leret.core.errors import PolicyError, ProgramError, RunError, reason
 from leret.core.files import cache_directory
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
-from leret.core.types import Sample, digest
+from leret.core.types import digest
 from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
 from leret.policies.base import Policy
 from leret.policies.load import tool_reader
@@ -37,10 +36,6 @@ from leret.rollouts.actors import Role
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import MIN_UNPARSED
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
-from leret.sampling.store.store import StateSamples
-from leret.training.algorithms import ALGORITHMS, TrainingRecipe
-from leret.training.algorithms.base import StoredAlgorithm
-from leret.training.data import GroupSamples, TrainingExample
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # DSPy's optimizers log to dspy.teleprompt
 
@@ -112,60 +107,6 @@ def source_of(thing: Any) -> str:
 def name_of(thing: Any) -> str:
     """Return the name of a function or class; for other values, the name of the class."""
     return str(getattr(thing, "__qualname__", type(thing).__qualname__))
-
-
-def training_examples(
-    groups: Sequence[StateSamples],
-    lms: Mapping[str, dspy.LM],
-    algorithms: Iterable[str],
-    recipe_of: Callable[[str, dspy.LM], TrainingRecipe],
-) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
-    """Return training examples by algorithm and LM, in the order of the states.
-
-    ``algorithms`` must all train on stored samples. ``lms`` maps predictors to LMs.
-
-    Raises:
-        PolicyError: no completion can be parsed.
-        TrainingError: the completions have equal rewards at every state.
-    """
-    samples: dict[dspy.LM, GroupSamples] = {}
-    for lm in lms.values():
-        groups_of_lm = [group for group in groups if lms[group.state.predictor] is lm]
-        samples[lm] = GroupSamples(groups_of_lm)
-    by_algorithm: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
-    for name in algorithms:
-        algorithm = cast(StoredAlgorithm, ALGORITHMS[name])
-        recipes = {lm: recipe_of(name, lm) for lm in samples}
-        by_lm: dict[dspy.LM, list[TrainingExample]] = {lm: [] for lm in samples}
-        for lm, recipe in recipes.items():
-            with suppress(TrainingError):  # another LM or algorithm may have examples
-                by_lm[lm] = algorithm.examples(recipe, samples[lm])
-        by_algorithm[name] = by_lm
-    if not any(any(by_lm.values()) for by_lm in by_algorithm.values()):
-        raise _nothing_learnt(groups)
-    return by_algorithm
-
-
-def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
-    samples: list[Sample] = []
-    for group in groups:
-        samples += group.samples
-    unparsed = [
-        sample.failure
-        for sample in samples
-        if sample.failure is not None and sample.failure.kind == "parse"
-    ]
-    if unparsed and len(unparsed) == len(samples):
-        return PolicyError(
-            f"all {len(samples)} completions failed to parse, for example: {unparsed[0].message}"
-        )
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    mean = sum(rewards) / max(1, len(rewards))
-    return TrainingError(
-        f"no training examples: the completions have equal rewards at each of {len(groups)} "
-        f"sampled states ({len(samples)} completions, {len(unparsed)} unparsed, mean reward "
-        f"{mean:.3f}); raise samples or the LM's temperature, or use a finer reward"
-    )
 
 
 def score(

@@ -14,10 +14,10 @@ from typing import Any
 from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
 from leret.core.bundled import MINILM, POLICIES, SHIPPED, minilm_directory, policy_path
+from leret.core.classes import source_digest
 from leret.core.errors import MissingDependency, PolicyError, reason
 from leret.core.runs import Run
 from leret.core.types import digest
-from leret.rewards.functions import source_digest
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
@@ -48,9 +48,6 @@ PICKER_RECORD = "picker.json"
 """Name of the file with a picker's kind and settings, in the picker's directory."""
 
 PICKER_VERSION = 3
-
-TINKER_RECORD = "tinker.json"
-"""Name of the file with a policy's base model and the paths of its weights on a Tinker server."""
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -133,7 +130,7 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
         return model
-    kind = PolicySettings.table.get(str(sampled.get("kind")))
+    kind = PolicySettings.find(str(sampled.get("kind")))
     if kind is not None and issubclass(kind.settings, PickerSettings):
         raise PolicyError(
             f"{run.path} was sampled with a picker; train it with algorithm: pqn or pick"

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import dataclass
@@ -21,17 +21,16 @@ from leret.config.policy import (
     PolicySettings,
     ServedPolicySettings,
     TgiPolicySettings,
-    TinkerPolicySettings,
     TogetherPolicySettings,
 )
 from leret.core.aio import gathered
+from leret.core.classes import identity, is_path, with_identity
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import adapter_base, find_model, model_digest, picker_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
-from leret.policies.remote.tinker import TinkerPolicy, tinker_digest
 from leret.policies.tool_calls import ToolReader, read_calls, reader_of
 
 PROBE_S = 8.0  # timeout of a probe, which requests one completion token
@@ -52,11 +51,12 @@ def _picker(settings: PickerSettings) -> Policy:
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """A kind of policy: settings class, constructor, and digest without loading weights."""
+    """A kind of policy: settings class, constructor, digest without loading weights, and probe."""
 
     settings: type[PolicySettings]
     make: Callable[[Any], Policy]
     digest: Callable[[Any], str] | None = None
+    probe: Callable[[Any], Awaitable[None]] | None = None
 
 
 POLICIES = {
@@ -66,7 +66,6 @@ POLICIES = {
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, OpenAIPolicy),
     "together": PolicyKind(TogetherPolicySettings, OpenAIPolicy),
-    "tinker": PolicyKind(TinkerPolicySettings, TinkerPolicy, tinker_digest),
     "features": PolicyKind(FeaturesSettings, _picker, picker_digest),
     "encoder": PolicyKind(EncoderSettings, _picker, picker_digest),
 }
@@ -95,15 +94,22 @@ def make_policy(settings: PolicySettings) -> Policy:
         MissingDependency: a package for this kind of policy is not installed.
         PolicyError: the model cannot be loaded.
     """
-    return POLICIES[settings.kind].make(settings)
+    policy: Policy = _kind(settings).make(settings)
+    return with_identity(policy, settings.kind)  # type: ignore[no-any-return]
 
 
 def compute_digest(settings: PolicySettings) -> str:
     """Return the digest of the policy from `make_policy`, without loading local weights."""
-    kind = POLICIES[settings.kind]
+    kind = _kind(settings)
     if kind.digest is None:
-        return kind.make(settings).digest
-    return kind.digest(settings)
+        return make_policy(settings).digest
+    weights = kind.digest(settings)
+    return digest(identity(settings.kind), weights) if is_path(settings.kind) else weights
+
+
+def _kind(settings: PolicySettings) -> PolicyKind:
+    kind: PolicyKind = PolicySettings.find(settings.kind)
+    return kind
 
 
 def tool_reader(settings: PolicySettings) -> ToolReader:
@@ -193,8 +199,9 @@ async def probe(settings: PolicySettings) -> None:
     The check waits a few seconds for a server that is loading, and passes if a server is slow to
     complete a prompt.
     """
-    if isinstance(settings, TinkerPolicySettings):
-        await asyncio.to_thread(TinkerPolicy(settings).connect)
+    kind = _kind(settings)
+    if kind.probe is not None:
+        await kind.probe(settings)
     if not isinstance(settings, ServedPolicySettings):
         return
     brief = {"timeout_s": min(settings.timeout_s, PROBE_S), "retry_for_s": PROBE_S}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 from leret.core import dspy_internals as internals
 from leret.core.dspy_internals import AdapterParseError, EngineLM, lm15
 from leret.core.errors import ProgramError, RunError
-from leret.core.types import digest
+from leret.core.types import Passage, Task, digest
 from leret.policies.base import Messages
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.adapters import CompactAdapter, takes_tools
@@ -327,3 +327,18 @@ def _missing_call(
         validator = Draft202012Validator(schemas.get(call.name, {}))
         for error in validator.iter_errors(call.input):
             yield f"the arguments of {call.name} are invalid: {error.message}"
+
+
+def reader_lines(
+    task: Task, passages: Iterable[Passage], words: int, chat: bool, instruction: str | None = None
+) -> tuple[str, ...]:
+    """Return a reader's prompt: the start of each passage, the inputs, and the instruction."""
+    lines = []
+    for passage in passages:
+        text = f"{passage.title}: {passage.text}".removeprefix(": ")
+        lines.append(" ".join(text.split()[:words]))
+    inputs = task.inputs if isinstance(task.inputs, dict) else {"question": task.text}
+    lines.append("\n".join(f"{name}: {value}" for name, value in inputs.items()))
+    if not instruction:
+        instruction = "Answer in a few words." if chat else "answer:"
+    return (*lines, instruction)

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from leret.config.base import Settings, portable, resolve_paths, secrets_in
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
-from leret.core.classes import class_at, path_of, plain_value
+from leret.core.classes import class_at, is_in_file, path_of, plain_value
 from leret.core.dspy_internals import carried_run, current_adapter, run_program
 from leret.core.errors import ConfigError, LeretError, ProgramError, raised
 from leret.core.files import write_atomically
@@ -566,6 +566,12 @@ def _read(directory: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(saved, dict) or saved.get("version") != _VERSION:
         raise ProgramError(f"{path} does not have version {_VERSION}; save the program again")
+    for kind in _kinds_in(saved):
+        if is_in_file(kind):
+            raise ProgramError(
+                f"{path} names the kind {kind}, and the code in a file runs only if a recipe names it; install it as "
+                "a package, name it package.module:NAME, and save the program again"
+            )
     if saved.get("dspy") != dspy.__version__:
         _LOG.warning(
             "%s was saved with DSPy %s, but this is DSPy %s",
@@ -574,3 +580,14 @@ def _read(directory: Path) -> dict[str, Any]:
             dspy.__version__,
         )
     return saved
+
+
+def _kinds_in(value: Any) -> Iterator[str]:
+    """Yield the values of all keys ``kind`` in JSON values."""
+    if isinstance(value, dict):
+        if isinstance(value.get("kind"), str):
+            yield value["kind"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _kinds_in(item)

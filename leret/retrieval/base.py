@@ -49,6 +49,9 @@ class Retriever(Protocol):
 class CallableRetriever:
     """Mixin that makes a retriever callable, as ``dspy.settings.rm`` (used by `dspy.Retrieve`)."""
 
+    def check(self) -> None:
+        """Check that the retriever's server answers, if it has one."""
+
     def __call__(self: Retriever, query: str, k: int = 3, **kwargs: Any) -> list[Any]:
         """Search for one query. Inside a program run by leret, the search is recorded."""
         from leret.core.dspy_internals import rm_rows, watching_run

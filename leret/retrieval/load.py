@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from leret.config import retriever as kinds
 from leret.config.base import RecipePath, mark_of, portable
 from leret.config.retriever import RemoteSettings, RetrieverSettings
+from leret.core.classes import is_in_file, with_identity
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import Progress
 from leret.core.stages import completed, input_stamps, mark_completed, stage_key
@@ -36,7 +37,7 @@ class EngineKind:
 
     Attributes:
         settings: class of the recipe section.
-        target: ``module:Class`` relative to leret.retrieval, imported on first use.
+        target: the class, or ``module:Class`` relative to leret.retrieval, imported on first use.
         role: what the class is, and what its constructor takes:
 
             - ``index``: an `IndexEngine`; takes settings.
@@ -45,15 +46,17 @@ class EngineKind:
             - ``view``: a retriever over another kind's index; takes the retrievers that
               ``Class.parts(settings)`` describes, and settings.
             - ``server``: a retriever; takes settings.
-            - ``corpus server``: a retriever; takes settings and a corpus. Its ``check`` method
-                contacts the server.
+            - ``corpus``: a retriever; takes settings, and a corpus unless the settings need none.
+                Its ``check`` method contacts its server, if any.
     """
 
     settings: type[RetrieverSettings]
-    target: str
-    role: Literal["index", "composite", "view", "server", "corpus server"]
+    target: str | type[Any]
+    role: Literal["index", "composite", "view", "server", "corpus"]
 
     def load(self) -> Any:
+        if not isinstance(self.target, str):
+            return self.target
         module, _, name = self.target.partition(":")
         return getattr(import_module(f"leret.retrieval.{module}"), name)
 
@@ -65,11 +68,7 @@ ENGINES = {
     "colbert": EngineKind(kinds.ColbertSettings, "engines.colbert:ColbertIndex", "index"),
     "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
-    "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus server"),
-    "pubmed": EngineKind(kinds.PubMedSettings, "clients.pubmed:PubMed", "server"),
-    "clinicaltrials": EngineKind(
-        kinds.ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"
-    ),
+    "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus"),
     "none": EngineKind(kinds.NoRetrieverSettings, "base:NoRetriever", "server"),
 }
 """Retriever kinds, by `retriever.kind`."""
@@ -95,12 +94,14 @@ def load_retriever(
         RetrievalError: the index cannot be built or opened, its corpus or settings differ, or a
             server does not answer.
     """
-    engine = ENGINES[settings.kind]
+    engine = _kind(settings.kind)
     if engine.role == "server":
-        return _with_source(settings, engine.load()(settings))
-    if engine.role == "corpus server":
+        server = with_identity(engine.load()(settings), settings.kind)
+        return _with_source(settings, server)
+    if engine.role == "corpus":
         remote = engine.load()(settings, corpus)
         remote.check()
+        with_identity(remote, settings.kind)
         return _with_source(None if settings.needs_corpus else settings, remote)
     if corpus is None:
         raise RetrievalError(f"retriever.kind {settings.kind} needs a corpus; set data.corpus")
@@ -121,7 +122,7 @@ def _open_or_build(
     if named:
         directory = Path(named)
         shared = True
-    kind = ENGINES[settings.kind]
+    kind = _kind(settings.kind)
     if kind.role != "index":
         engine = kind.load()
         parts = []
@@ -148,7 +149,7 @@ def _open_or_build(
 
 
 def _index_engine(settings: RetrieverSettings) -> IndexEngine:
-    engine = ENGINES[settings.kind].load()
+    engine = _kind(settings.kind).load()
     return cast(IndexEngine, getattr(engine, "of", engine)(settings))
 
 
@@ -157,7 +158,7 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
 
     The models in them must exist.
     """
-    kind = ENGINES[settings.kind]
+    kind = _kind(settings.kind)
     if kind.role == "index":
         return Manifest.planned(_index_engine(settings), corpus)
     if kind.role != "composite":
@@ -185,10 +186,10 @@ def build_index(
 
     For a composite, build only missing or outdated parts.
     """
-    if ENGINES[settings.kind].role == "index":
+    if _kind(settings.kind).role == "index":
         return write_index(_index_engine(settings), corpus, directory, progress)
     planned = plan_index(settings, corpus)
-    for folder, part in ENGINES[settings.kind].load().parts(settings).items():
+    for folder, part in _kind(settings.kind).load().parts(settings).items():
         _open_or_build(part, corpus, directory / planned.places[folder], progress, shared=False)
     return write_manifest(planned, directory)
 
@@ -240,13 +241,18 @@ def open_index(path: str | Path) -> Retriever:
     """
     directory = Path(path)
     manifest = read_manifest(directory)
+    if is_in_file(manifest.engine):
+        raise RetrievalError(
+            f"{directory} was built with the code {manifest.engine}, which runs only if a recipe "
+            "names it; install it as a package, and build the index with package.module:NAME"
+        )
     role = _role(manifest)
     try:
         if role == "index":
-            engine = ENGINES[manifest.engine].load()
+            engine = _kind(manifest.engine).load()
             return _open(engine.from_manifest(manifest, directory), directory)
         if role == "composite":
-            engine = ENGINES[manifest.engine].load()
+            engine = _kind(manifest.engine).load()
             folders = [directory / path for path in manifest.places.values()]
             settings = engine.settings_of(manifest)
             parts = [read_manifest(folder) for folder in folders]
@@ -269,8 +275,13 @@ def open_index(path: str | Path) -> Retriever:
 
 
 def _role(manifest: Manifest) -> str | None:
-    kind = ENGINES.get(manifest.engine)
+    kind: EngineKind | None = RetrieverSettings.find(manifest.engine)
     return None if kind is None else kind.role
+
+
+def _kind(name: str) -> EngineKind:
+    kind: EngineKind = RetrieverSettings.find(name)
+    return kind
 
 
 def _open(engine: IndexEngine, directory: Path) -> Retriever:
@@ -311,7 +322,8 @@ def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
         return {"settings": portable(source, directory)}
     if isinstance(source, tuple):
         engine, corpus = source
-        source = directory / "indexes" / f"{engine.kind}-{retriever.digest[:8]}"
+        _, _, name = engine.kind.rpartition(":")
+        source = directory / "indexes" / f"{name}-{retriever.digest[:8]}"
         if not source.exists():
             write_index(engine, corpus, source, None)
     return None if source is None else {"index": os.path.relpath(source, directory)}

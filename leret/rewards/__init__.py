@@ -16,18 +16,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol, runtime_checkable
 
 from leret.config.messages import nearest
-from leret.config.sampling import PartSettings, RewardSettings
+from leret.config.sampling import REWARD_SHELF, PartSettings, RewardSettings
+from leret.core.classes import is_path, load_function
 from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome, Task
-from leret.rewards import likelihood, ranking
+from leret.rewards import ranking
 from leret.rewards.answers import ANSWERS
-from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
-from leret.rewards.functions import is_function, load_function
+from leret.rewards.combine import GroupMixer, Mixer, find_mixer, weighted_sum
 from leret.rewards.ranking import of_ranking
 
 __all__ = [
@@ -124,7 +122,6 @@ REWARDS: dict[str, Reward] = {
     "fact_f1": of_ranking(ranking.fact_f1),
     "deepretrieval": deepretrieval,
     **ANSWERS,
-    likelihood.NAME: likelihood.answer_likelihood,
     "format": format,
     "steps": steps,
 }
@@ -132,6 +129,14 @@ REWARDS: dict[str, Reward] = {
 
 _RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})
 """Names of other fields of a sample."""
+
+
+@runtime_checkable
+class ReadsLabels(Protocol):
+    """A reward that says which tasks have the labels that it needs, before it is called."""
+
+    def applies(self, task: Task) -> bool: ...
+
 
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
@@ -145,17 +150,29 @@ class Part:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     place: str = field(default="", compare=False)  # key in the recipe, for messages
-    factor: bool = False  # multiplies the mixed reward of the other parts
 
     def __repr__(self) -> str:
         return self.name
 
     @property
     def source(self) -> str | None:
-        """Name of a user's function; None for leret's rewards."""
-        if isinstance(self.function, str) and is_function(self.function):
+        """Path of a user's function; None for leret's rewards."""
+        if isinstance(self.function, str) and is_path(self.function):
             return self.function
         return None
+
+    @cached_property
+    def loaded(self) -> Reward:
+        """Function without its settings; ConfigError if it cannot be loaded."""
+        if not isinstance(self.function, str):
+            return self.function
+        path = REWARD_SHELF.get(self.function, self.function)
+        if is_path(path):
+            return load_function(path, self.place)
+        name = self.function.partition("@")[0]
+        if name not in REWARDS:
+            raise self._unknown(name)
+        return REWARDS[name]
 
     @cached_property
     def bound(self) -> Reward:
@@ -163,20 +180,14 @@ class Part:
 
         ConfigError if the function cannot be loaded or a setting is unknown.
         """
-        if not isinstance(self.function, str):
-            return self.function
+        function = self.loaded
         settings = dict(self.arguments)
-        if self.source is not None:
-            function = load_function(self.source, self.place)
-        else:
-            base, at, cutoff = self.function.partition("@")
+        if isinstance(self.function, str) and not is_path(self.function):
+            name, at, cutoff = self.function.partition("@")
             if re.fullmatch("[1-9][0-9]*", cutoff):
                 settings["k"] = int(cutoff)
-            if base not in REWARDS:
-                raise self._unknown(base)
-            function = REWARDS[base]
             if at and ("k" not in settings or "k" not in settings_of(function)):
-                raise self._unknown(base)
+                raise self._unknown(name)
         self._check_settings(function, settings)
         if settings:
             return partial(function, **settings)
@@ -186,8 +197,9 @@ class Part:
         advice = (
             "add a cut-off to ranking measures (recall@10), or name your own as FILE.py:function"
         )
-        available = f"available: {', '.join(REWARDS)}; {advice}"
-        near = nearest(name, REWARDS)
+        names = (*REWARDS, *REWARD_SHELF)
+        available = f"available: {', '.join(names)}; {advice}"
+        near = nearest(name, names)
         return ConfigError(f"{self._prefix}unknown measure {self.function!r}{near}; {available}")
 
     @property
@@ -243,12 +255,13 @@ class Part:
     def applies(self, task: Task) -> bool:
         """Return whether the task has the labels that the function needs.
 
-        A user's function may need any label.
+        A user's function may need any label, unless it has a method ``applies``.
         """
+        function = self.loaded
+        if isinstance(function, ReadsLabels):
+            return function.applies(task)
         if self.source is not None:
             return True
-        if self.function == likelihood.NAME:
-            return bool(task.answers)
         return self(Outcome(task, prediction="")) is not None
 
 
@@ -260,26 +273,26 @@ class Scoring:
     """
 
     parts: Mapping[str, Part]
-    mixer: str = "weights"
+    mixer: Mixer = weighted_sum
     unparsed_reward: float | None = None
     """Reward if the completion does not parse; None drops the sample."""
 
     @property
     def needs_group(self) -> bool:
         """True if a sample's reward depends on the other samples of its state."""
-        return self.mixer in GROUP_MIXERS
-
-    @property
-    def depth(self) -> int:
-        """Maximum depth of `Outcome.deep` that the parts read; 0 if no part reads it."""
-        return max(part.depth for part in self.parts.values())
+        return isinstance(self.mixer, GroupMixer)
 
     @property
     def reads_texts(self) -> bool:
         """True if a part may read the texts of the passages."""
         if self.calls_users:
             return True
-        return any(part.function == likelihood.NAME for part in self.parts.values())
+        return any(part.function in REWARD_SHELF for part in self.parts.values())
+
+    @property
+    def depth(self) -> int:
+        """Maximum depth of `Outcome.deep` that the parts read; 0 if no part reads it."""
+        return max(part.depth for part in self.parts.values())
 
     def __call__(self, outcome: Outcome) -> float | None:
         return self.alone(self.values(outcome))
@@ -301,35 +314,8 @@ class Scoring:
 
         None if no part applies to it.
         """
-        if any(part.factor for part in self.parts.values()):
-            return self._mix_with_factors(group)
-        rewards: list[float | None]
-        if len(self.parts) == 1 and self.mixer == "weights":  # 20 times as fast as a matrix
-            [part] = self.parts.values()
-            name, weight = part.name, part.weight
-            rewards = []
-            for values in group:
-                rewards.append(weight * values[name] if name in values else None)
-            return rewards
-        rows = []
-        for values in group:
-            rows.append([values.get(name, np.nan) for name in self.parts])
-        weights = np.array([part.weight for part in self.parts.values()])
-        mixed = mix(self.mixer, np.array(rows, dtype=float), weights)
-        rewards = mixed.tolist()
-        for i in np.flatnonzero(np.isnan(mixed)):
-            rewards[i] = None
-        return rewards
-
-    def _mix_with_factors(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        factors = [part.name for part in self.parts.values() if part.factor]
-        terms = {name: part for name, part in self.parts.items() if not part.factor}
-        rewards = Scoring(terms, self.mixer).mix(group)
-        for i, values in enumerate(group):
-            reward = rewards[i]
-            if reward is not None:
-                rewards[i] = reward * math.prod(values.get(name, 1.0) for name in factors)
-        return rewards
+        weights = {name: part.weight for name, part in self.parts.items()}
+        return list(self.mixer(group, weights))
 
     def alone(self, values: Mapping[str, float]) -> float | None:
         """Return the reward of a single outcome from its parts' values.
@@ -363,7 +349,7 @@ def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring
         raise ConfigError(problems)
     parts_by_name = {part.name: part for part in parts}
     if isinstance(spec, RewardSettings):
-        return Scoring(parts_by_name, spec.mixer, spec.unparsed_reward)
+        return Scoring(parts_by_name, find_mixer(spec.mixer), spec.unparsed_reward)
     return Scoring(parts_by_name)
 
 
@@ -375,12 +361,15 @@ def faults(spec: str | RewardSettings, key: str = "") -> list[str]:
 
 def function_names(spec: str | RewardSettings) -> list[str]:
     """Return the names of the users' functions in a reward."""
-    return [part.source for part in _parts(spec, "") if part.source is not None]
+    names = [part.source for part in _parts(spec, "") if part.source is not None]
+    if isinstance(spec, RewardSettings) and is_path(spec.mixer):
+        names.append(spec.mixer)
+    return names
 
 
 def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     if isinstance(spec, str):
-        name = Path(spec).name if is_function(spec) else spec
+        name = Path(spec).name if is_path(spec) else spec
         return [Part(name, spec, place=key)]
     if not isinstance(spec, RewardSettings):
         return [Part(key, spec)]
@@ -389,7 +378,7 @@ def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     for name, settings in spec.parts.items():
         function = settings.function or name
         place = f"{section}.{name}"
-        part = Part(name, function, settings.arguments, settings.weight, place, settings.factor)
+        part = Part(name, function, settings.arguments, settings.weight, place)
         parts.append(part)
     return parts
 
@@ -411,17 +400,11 @@ def _faults_of_settings(spec: RewardSettings, place: str, parts: Iterable[Part])
     for name in spec.parts:
         if name in _RESERVED or name.startswith("final."):
             problems.append(f"{place}parts.{name}: this name is reserved; choose another name")
-    for part in parts:
-        if part.factor and part.weight != 1:
-            problems.append(f"{part.place}: a factor has no weight; remove the weight")
-    if all(part.factor for part in spec.parts.values()):
-        problems.append(f"{place}parts: all parts are factors; add a part to multiply")
-    if spec.mixer not in MIXERS:
-        available = ", ".join(MIXERS)
-        problems.append(f"{place}mixer: unknown mixer {spec.mixer!r}; available: {available}")
-    if spec.mixer == "uniform" and any(part.weight != 1 for part in spec.parts.values()):
-        advice = "remove the weights, or use mixer weights"
-        problems.append(f"{place}mixer: uniform ignores weights; {advice}")
+    if not is_path(spec.mixer):
+        try:
+            find_mixer(spec.mixer, f"{place}mixer")
+        except ConfigError as error:
+            problems += error.problems
     return problems
 
 

@@ -1,6 +1,6 @@
 """Measures of a set of answers, from counts that are added up over the answers.
 
-`leret eval` and `leret score` report these values in place of the mean over answers. A single
+`leret eval` and `leret.extras.score` report these values in place of the mean over answers. A single
 answer is scored by the reward of the same name (`leret.rewards.answers`), which is BLEU for a
 sentence, for example.
 """

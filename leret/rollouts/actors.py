@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from leret.config.sampling import SamplingSettings
 from leret.core.types import LMCall, Task, seed_of
 from leret.policies.base import Messages, Policy, Request
 from leret.programs.needs import NeedsCompletion, Step
@@ -144,6 +145,22 @@ class SamplingPlan:
     searched: Mapping[str, bool] | None = None
     token_ids: bool = False
     stops: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, settings: SamplingSettings, role: Callable[[NeedsCompletion], Role], **values: Any
+    ) -> SamplingPlan:
+        """Return the plan with the rewards and credit of a recipe; ``values`` are other fields."""
+        end = settings.end_reward
+        return cls(
+            role=role,
+            reward=scoring(settings.reward),
+            final=None if end is None else scoring(end, "final"),
+            n_continuations=settings.n_continuations,
+            final_weight=settings.final_weight,
+            gamma=settings.gamma,
+            **values,
+        )
 
     def role_of(self, need: NeedsCompletion) -> Role:
         """Return the role with ``auto`` credit resolved.

@@ -19,6 +19,7 @@ from leret.config.policy import by_predictor
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.config.training import RoundRecipe
+from leret.core.classes import is_path, source_of, sources_digest
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
@@ -31,7 +32,6 @@ from leret.retrieval.base import Retriever
 from leret.retrieval.caching import with_cache
 from leret.retrieval.load import load_retriever
 from leret.rewards import function_names, scoring
-from leret.rewards.functions import source_of, sources_digest
 
 if TYPE_CHECKING:
     import dspy
@@ -226,6 +226,10 @@ class Environment:
         return program_digest(self.recipe.program.model_dump(mode="json"))
 
     @property
+    def reader_digest(self) -> str | None:
+        return sources_digest([self.recipe.data.kind])
+
+    @property
     def reward_digest(self) -> str | None:
         return sources_digest(_function_names(self.recipe))
 
@@ -290,7 +294,7 @@ def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str])
     before = {**before, "digest": {name: digests_before[name] for name in names}}
     now = recipe.model_dump(mode="json")
     now["digest"] = {name: digests[name] for name in names}
-    check_resumable(run.path, before, now, free_keys(SamplingRecipe))
+    check_resumable(run.path, before, now, free_keys(recipe))
 
 
 _OTHERWISE = "name a new run directory, or change the reward with `leret rescore`"
@@ -309,6 +313,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
     limits = before["data"].get("limit"), before["data"].get("part")
     digests: dict[str, Callable[[], str | None]] = {
         "program": lambda: environment.program_digest,
+        "reader": lambda: environment.reader_digest,
         "reward": lambda: environment.reward_digest,
         "corpus": lambda: environment.corpus.digest,
         "questions": lambda: questions_digest(environment.tasks(None, *limits)),
@@ -334,15 +339,28 @@ def refuse_changes_since_sampling(run: Run, stage: str) -> None:
         run.event(stage, "files not checked", why=str(error))
 
 
+def has_new_reward(run: Run) -> bool:
+    """Return whether the code of a run's reward has changed since the rewards were computed."""
+    with Environment.open(run) as environment:
+        return environment.reward_digest != run.manifest.digests.get("reward")
+
+
 def recipe_files(recipe: SamplingRecipe) -> list[Path]:
     """Return the files that a recipe names, and the modules that its Python files import."""
     paths = [path for _, path, _ in paths_in(recipe)]
-    modules = [source_of(name) for name in _function_names(recipe)]
+    modules = [source_of(name) for name in (*_function_names(recipe), *_kind_paths(recipe))]
     files = [Path(path) for path in (*paths, *modules) if path]
     helpers: list[Path] = []
     for file in files:
         helpers += source_files(file)[1:]
     return files + helpers
+
+
+def _kind_paths(recipe: SamplingRecipe) -> list[str]:
+    """Return the paths of the user's kinds in a recipe."""
+    kinds = [recipe.data.kind, recipe.retriever.kind]
+    kinds += [policy.kind for policy in recipe.by_predictor.values()]
+    return [kind for kind in kinds if is_path(kind)]
 
 
 def _function_names(recipe: SamplingRecipe) -> list[str]:

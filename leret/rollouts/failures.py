@@ -157,7 +157,7 @@ def refuse_unparsed(
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(
             f"{n_unparsed} of {n_samples} completions do not parse, for example: "
-            f"{next(iter(failures)).message}; find a format that parses with `leret trial RECIPE`, "
+            f"{next(iter(failures)).message}; find a format that parses with `leret sample RECIPE --trial`, "
             "set program.adapter, policy.model or policy.max_tokens and name a new run directory, "
             "or raise sampling.max_unparsed_rate"
         )

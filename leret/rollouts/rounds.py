@@ -233,7 +233,7 @@ class RoundSampler:
         self.stats = SamplingStats()
         lm = environment.recipe.policy_of(recipe.predictors)
         self.temperature = recipe.temperature or lm.temperature
-        self._environment = environment
+        self.environment = environment
         self._run = run
         self._settings = scored_by(environment, recipe)
         if recipe.sums_steps and self._settings.credit in {"both", "return"}:
@@ -244,7 +244,7 @@ class RoundSampler:
         self._scoring = scoring(self._settings.reward)
         retriever: Retriever | None = environment.retriever  # None: the program brings a retriever
         self._searches = None if retriever is None else SearchBatcher(retriever)
-        self._runner: ProgramRunner = environment.runner(self._searches)
+        self.runner: ProgramRunner = environment.runner(self._searches)
         self._paths = paths
         self.keys: Mapping[str, Mapping[str, Any]] = {}
         self._plan: SamplingPlan | None = None
@@ -280,7 +280,7 @@ class RoundSampler:
         sampled = asyncio.run(self._sample(tasks, number))
         refuse_failures(
             self.stats,
-            self._environment.recipe.sampling.max_error_rate,
+            self.environment.recipe.sampling.max_error_rate,
             max_unparsed_rate=1.0,
             last=last,
         )
@@ -288,10 +288,10 @@ class RoundSampler:
 
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
         round_ = Round()
-        plan = await self._plan_of(round_, tasks, seed_of(self.recipe.seed, "round", number))
-        sampler = StateSampler(self._runner, None, plan, walks=round_.walks)
+        plan = await self.plan_of(round_, tasks, seed_of(self.recipe.seed, "round", number))
+        sampler = StateSampler(self.runner, None, plan, walks=round_.walks)
         n_before = self._n_searches()
-        rollouts = await self._roll_out(sampler, plan, tasks)
+        rollouts = await self.roll_out(sampler, plan, tasks)
         for groups in rollouts:
             for _, samples in groups:
                 self.stats.count(samples)
@@ -299,41 +299,36 @@ class RoundSampler:
         sampled.metrics["num_searches"] = self._n_searches() - n_before
         return replace(sampled, at_end=sampler.credits == {"final"})
 
-    async def _plan_of(self, round_: Round, tasks: Sequence[Task], seed: int) -> SamplingPlan:
+    async def plan_of(self, round_: Round, tasks: Sequence[Task], seed: int) -> SamplingPlan:
         recipe = self.recipe
         settings = self._settings
-        sampling_recipe = self._environment.recipe
+        sampling_recipe = self.environment.recipe
         lm = sampling_recipe.policy_of(recipe.predictors)
         live = {name: RoundPolicy(round_, policy) for name, policy in self.policies.items()}
         first = next(iter(live.values()))
-        policies = self._environment.policies(first, recipe.predictors)
+        policies = self.environment.policies(first, recipe.predictors)
 
         def role(need: NeedsCompletion) -> Role:
             policy = live.get(need.predictor) or live.get("")
-            if self._environment.role is not None:
-                return self._environment.role(need, policy or first)
+            if self.environment.role is not None:
+                return self.environment.role(need, policy or first)
             if policy is not None:
                 return Role(policy, credit=settings.credit, **self.keys.get(need.predictor, {}))
             decoding = sampling_recipe.decoding_of(need.predictor)
             return Role(policy_for(policies, need.predictor), False, settings.credit, **decoding)
 
-        end = settings.end_reward
-        plan = SamplingPlan(
+        plan = SamplingPlan.of(
+            settings,
+            role,
             prompts=(ZERO_SHOT,),
             n_samples=recipe.num_generations,
             seed=seed,
             temperature=self.temperature,
             top_p=recipe.top_p or lm.top_p,
             max_tokens=recipe.max_completion_length or lm.max_tokens,
-            role=role,
-            reward=self._scoring,
-            final=None if end is None else scoring(end, "final"),
-            n_continuations=settings.n_continuations,
-            final_weight=settings.final_weight,
-            gamma=settings.gamma,
         )
         if self._plan is None:
-            plan = await with_credit(plan, self._runner, tasks, self._run, round_.walks)
+            plan = await with_credit(plan, self.runner, tasks, self._run, round_.walks)
             if recipe.sums_steps:
                 plan = replace(plan, stops=frozenset())
         else:
@@ -341,10 +336,10 @@ class RoundSampler:
         self._plan = plan
         return plan
 
-    async def _roll_out(
+    async def roll_out(
         self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]
     ) -> list[list[Group]]:
-        starts = [begin(self._runner, task, fresh=True) for task in tasks]
+        starts = [begin(self.runner, task, fresh=True) for task in tasks]
         walks = [started(self._walk(sampler, plan, start)) for start in starts]
         await sampler.walks.wait(walks)
         return [await rollout for rollout in walks]
@@ -363,10 +358,10 @@ class RoundSampler:
             unparsed_reward = self._unparsed_reward
             if self.recipe.groups == "question":
                 groups.extend(
-                    await sample_question(self._runner, sampler, plan, point, unparsed_reward)
+                    await sample_question(self.runner, sampler, plan, point, unparsed_reward)
                 )
                 return None
-            state = self._runner.state(point.task, need, len(point.steps), point.parent)
+            state = self.runner.state(point.task, need, len(point.steps), point.parent)
             if self.recipe.branches and need.choice is not None and plan.role_of(need).sampled:
                 groups.extend(await sample_tree(sampler, point, state, follow, unparsed_reward))
                 return None
@@ -399,7 +394,7 @@ class RoundSampler:
         n_states = 0
         groups = list(chain.from_iterable(rollouts))
         for number, rollout in enumerate(rollouts):
-            for state, rewarded in self._scored(rollout):
+            for state, rewarded in self.scored(rollout):
                 for sample, reward in rewarded:
                     samples.append(sample)
                     values.append(reward)
@@ -408,7 +403,7 @@ class RoundSampler:
                 states += [n_states] * n
                 walks += [number] * n
                 n_states += 1
-        picks = self._runner.formatter.picks
+        picks = self.runner.formatter.picks
         if self.recipe.branches and not set(predictors) - set(picks) and not self.stats.n_failed:
             raise ConfigError(
                 f"algorithm: {self.recipe.algorithm} rewards a pick by the writer's completions "
@@ -418,8 +413,8 @@ class RoundSampler:
         if self.recipe.branches:  # the metrics of a joint training are the writer's
             groups = written
         rewards = tensor(values)
-        names, parts = self._parts(samples)
-        metrics = self._facts(groups, names, parts, rewards)
+        names, parts = self.parts_of(samples)
+        metrics = self.metrics_of(groups, names, parts, rewards)
         metrics |= completion_facts(groups, round_.completions)
         metrics |= word_facts(written, tasks, self.recipe.branches)
         sequences: list[tuple[Sequence[int] | Choice, Sequence[int] | str]] = []
@@ -449,7 +444,7 @@ class RoundSampler:
             logps=logps,
         )
 
-    def _facts(
+    def metrics_of(
         self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor
     ) -> dict[str, float]:
         metrics: dict[str, float] = {}
@@ -462,7 +457,7 @@ class RoundSampler:
         metrics["completions/distinct"] = distinct(groups)
         return metrics | reward_percentiles(rewards)
 
-    def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
+    def parts_of(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
         """Return the names of the parts and their values (n, n_parts).
 
         A part that does not apply is NaN. The parts of an unparsed completion are 0.
@@ -480,7 +475,7 @@ class RoundSampler:
             rows.append([sample.components.get(name, missing) for name in names])
         return names, tensor(rows).reshape(len(samples), len(names))
 
-    def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
+    def scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
         scored: list[tuple[State, list[tuple[Sample, float]]]] = []
         for state, samples in groups:
             rewarded = training_rewards(samples, self._unparsed_reward)

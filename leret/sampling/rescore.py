@@ -58,13 +58,31 @@ class RescoreReport:
     notes: Sequence[str] = ()
 
 
+def pair_settings(run: Run, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the settings of a run's last pairs, otherwise its recipe's, with ``changes``.
+
+    A new strategy starts without the margin and the maximum number of pairs.
+    """
+    changes = changes or {}
+    if "strategy" in changes:
+        return dict(changes)
+    recipe = sampling_recipe_of(run).sampling
+    names = ("strategy", "margin", "max_pairs")
+    settings = {name: run.manifest.preferences.get(name, getattr(recipe, name)) for name in names}
+    return settings | dict(changes)
+
+
 def rescore(
-    run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None
+    run: Run,
+    reward: str | RewardSettings | None = None,
+    *,
+    pairing: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> RescoreReport:
     """Score a run's samples with ``reward`` (default: the run's; its code may have changed).
 
     One commit updates all rewards and the run's recipe. R/preferences is deleted before it and
-    rebuilt after it.
+    rebuilt after it, by `pair_settings` with the changes in ``pairing``.
 
     Raises:
         ConfigError: the reward is unknown or has no value for a sample, or the run's credit is
@@ -100,13 +118,7 @@ def rescore(
         store.put_rewards(new, name)
         store.flush()
     run.update()
-    pairing = run.manifest.preferences
-    pairs = build_preferences(
-        run,
-        pairing.get("strategy", settings.strategy),
-        pairing.get("margin", settings.margin),
-        pairing.get("max_pairs", settings.max_pairs),
-    )
+    pairs = build_preferences(run, **pair_settings(run, pairing))
     report = RescoreReport(
         samples=pass_over.n_samples,
         changed=pass_over.n_changed,

@@ -247,7 +247,7 @@ def _open_once(recipe: str, run: Path) -> _OpenRecipe:
     if not Run(run).manifest_path.is_file():
         raise RunError(
             f"the worker on {socket.gethostname()} cannot find {run}; put the run on a file system shared by all "
-            "machines, or sample with --shard on each machine and merge with `leret store merge`"
+            "machines, or sample with --shard on each machine and merge with `leret sample --merge`"
         )
     return _OPEN.enter_context(
         open_recipe(SamplingRecipe.model_validate_json(recipe), Run(run), Progress())

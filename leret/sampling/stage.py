@@ -46,7 +46,6 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.environment import (
     Environment,
@@ -265,6 +264,8 @@ def open_recipe(
         digests["questions"] = questions_digest(questions)
         if environment.reward_digest is not None:
             digests["reward"] = environment.reward_digest
+        if environment.reader_digest is not None:
+            digests["reader"] = environment.reader_digest
         progress.finish()
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
         if environment.skipped:
@@ -342,20 +343,15 @@ async def sample_session(
     search = SearchBatcher(environment.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
-            end = settings.end_reward
-            plan = SamplingPlan(
-                (ZERO_SHOT,),
-                settings.samples,
-                settings.seed,
-                lm.temperature,
-                lm.top_p,
-                lm.max_tokens,
-                role=lambda need: _role(environment.recipe, policy, need),
-                reward=scoring(settings.reward),
-                final=None if end is None else scoring(end, "final"),
-                n_continuations=settings.n_continuations,
-                final_weight=settings.final_weight,
-                gamma=settings.gamma,
+            plan = SamplingPlan.of(
+                settings,
+                lambda need: _role(environment.recipe, policy, need),
+                prompts=(ZERO_SHOT,),
+                n_samples=settings.samples,
+                seed=settings.seed,
+                temperature=lm.temperature,
+                top_p=lm.top_p,
+                max_tokens=lm.max_tokens,
                 token_ids=settings.token_ids,
             )
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)

@@ -298,11 +298,16 @@ def _plan(
     recipe: SamplingRecipe, policy: Policy, temperature: float, max_tokens: int
 ) -> SamplingPlan:
     """Return a plan for one completion per state, scored as in the recipe."""
-    settings = recipe.sampling
-    end = settings.end_reward
+    settings = recipe.sampling.model_copy(update={"n_continuations": 1})
     role = Role(policy, credit="step" if settings.credit == "auto" else settings.credit)
-    return SamplingPlan(
-        (ZERO_SHOT,), 1, settings.seed, temperature, recipe.policy.top_p, max_tokens, lambda need: role,
-        reward=scoring(settings.reward), final=None if end is None else scoring(end, "final"),
-        final_weight=settings.final_weight, gamma=settings.gamma, searched={},
-    )  # fmt: skip
+    return SamplingPlan.of(
+        settings,
+        lambda need: role,
+        prompts=(ZERO_SHOT,),
+        n_samples=1,
+        seed=settings.seed,
+        temperature=temperature,
+        top_p=recipe.policy.top_p,
+        max_tokens=max_tokens,
+        searched={},
+    )

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("leret")
 _STATES = 8  # number of states whose sampled prompts are checked
-_EXAMPLES = 16  # number of examples whose token ids are checked
 _COLUMNS = (
     "prompt",
     "chosen",
@@ -160,20 +159,20 @@ def _pair_rows(path: Path) -> list[dict[str, Any]]:
 
     if not path.is_file():
         raise TrainingError(
-            f"{path} is missing; write it with `leret sample`, or rebuild it with `leret pairs`"
+            f"{path} is missing; write it with `leret sample`, or rebuild it with `leret rescore`"
         )
     try:
         # read_table imports pandas, which takes a second.
         table = pyarrow.parquet.ParquetFile(path).read()
     except (OSError, pyarrow.ArrowException) as error:
         raise TrainingError(
-            f"{path} cannot be read ({error}); rebuild it with `leret pairs`"
+            f"{path} cannot be read ({error}); rebuild it with `leret rescore`"
         ) from error
     missing = [name for name in _COLUMNS if name not in table.column_names]
     if missing:
         raise TrainingError(
             f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
-            "rebuild it with `leret pairs`"
+            "rebuild it with `leret rescore`"
         )
     # Pairs of an older version lack the columns of endings.
     endings = [name for name in _ENDINGS if name in table.column_names]
@@ -324,40 +323,28 @@ class TokenEncoder:
             TrainingError: token ids are not those of the completion's text, with
                 ``same_tokenizer``.
         """
-        prompts = self._render_each(examples)
-        texts = dict.fromkeys(prompts)
-        for prompt, example in zip(prompts, examples, strict=True):
-            texts |= dict.fromkeys(prompt + text for text in example.completions)
-        ids = dict(zip(texts, self._ids(list(texts)), strict=True))
+        prompts: dict[str, list[int]] = {}  # pairs of a state share prompts and completions
+        completions: dict[tuple[Any, ...], list[int]] = {}
         encoded = []
-        sampled: dict[tuple[Any, ...], list[int] | None] = {}  # pairs of a state share completions
-        for prompt, example in zip(prompts, examples, strict=True):
-            completions = []
+        for example in examples:
+            prompt = str(example.prompt)
+            if prompt not in prompts:
+                prompts[prompt] = self.prompt_ids(example.prompt)
+            ids = []
             for text, is_cut, token_ids in zip_longest(
                 example.completions, example.is_cut, example.token_ids
             ):
-                target = text, is_cut, token_ids and tuple(token_ids)
-                if target not in sampled:
-                    sampled[target] = self._sampled(example.task_id, *target, same_tokenizer)
-                completion = sampled[target]
-                if not completion:
-                    whole = ids[prompt + text]
-                    completion = self._completion(ids[prompt], whole, text, is_cut)
-                completions.append(completion)
-            encoded.append(
-                Encoded(ids[prompt], tuple(completions), example.scores, example.learns_end)
-            )
+                key = prompt, text, is_cut, token_ids and tuple(token_ids)
+                if key not in completions:
+                    sampled = self._sampled(
+                        example.task_id, text, is_cut, token_ids, same_tokenizer
+                    )
+                    completions[key] = sampled or self._completion(
+                        example.prompt, prompts[prompt], text, is_cut
+                    )
+                ids.append(completions[key])
+            encoded.append(Encoded(prompts[prompt], tuple(ids), example.scores, example.learns_end))
         return encoded
-
-    def _render_each(self, examples: Sequence[TrainingExample]) -> list[str]:
-        rendered: dict[str, str] = {}  # pairs of a state share a prompt
-        prompts = []
-        for example in examples:
-            key = str(example.prompt)
-            if key not in rendered:
-                rendered[key] = self.render(example.prompt)
-            prompts.append(rendered[key])
-        return prompts
 
     def render(self, messages: Messages) -> str:
         text = apply_template(
@@ -371,7 +358,7 @@ class TokenEncoder:
         return str(text)
 
     def prompt_ids(self, messages: Messages) -> list[int]:
-        return self._ids([self.render(messages)])[0]
+        return list(self._sampler.encode(messages).token_ids)
 
     def _sampled(
         self,
@@ -407,22 +394,19 @@ class TokenEncoder:
         return None
 
     def _completion(
-        self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None = None
+        self, messages: Messages, prompt: list[int], text: str, is_cut: bool | None = None
     ) -> list[int]:
         """Encode a completion as it follows its prompt.
 
         It is encoded alone if a token would span both, as no sampled token does.
         """
         n_prompt = len(prompt)
-        if whole[:n_prompt] == prompt:
-            ids = whole[n_prompt:]
-        else:
-            [ids] = self._ids([text])
+        whole = self._ids(self.render(messages) + text)
+        ids = whole[n_prompt:] if whole[:n_prompt] == prompt else self._ids(text)
         return ids if is_cut else [*ids, self.end]
 
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)
-        return [list(ids) for ids in encoding["input_ids"]]
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def check_parity(
@@ -430,14 +414,12 @@ def check_parity(
     initial: InitialPolicy,
     examples: Sequence[TrainingExample],
     encoder: TokenEncoder,
-    encoded: Sequence[Encoded],
     predictors: Collection[str] | None = None,
 ) -> None:
     """Compare some training prompts with those of the run, if any.
 
     Raise `TrainingError` at the first difference.
     """
-    _check_ids(examples, encoder, encoded)
     if run is None or not run.store.is_file():
         return
     from leret.sampling.store.store import Store
@@ -451,39 +433,6 @@ def check_parity(
     _check_counts(run, initial, encoder, states, predictors)
     _check_examples(run, states, examples)
     _check_program(run, states)
-
-
-def _check_ids(
-    examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]
-) -> None:
-    """Compare the token ids of some prompts with the sampler's.
-
-    Raise `TrainingError` at the first difference.
-    """
-    engine = PromptEncoder(
-        encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking
-    )
-    for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
-        example = examples[index]
-        ours = encoded[index].prompt
-        theirs = list(engine.encode(example.prompt).token_ids)
-        if ours != theirs:
-            place = _first_difference(ours, theirs)
-            raise TrainingError(
-                f"question {example.task_id}: training and sampling prompts differ from token "
-                f"{place} on:\n"
-                f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
-                f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
-                "The chat template and tokenizer must give the same ids in training and sampling; "
-                f"fix the tokenizer of {encoder.tokenizer.name_or_path}"
-            )
-
-
-def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
-            return place
-    return min(len(ours), len(theirs))
 
 
 def has_sampled_tokenizer(
@@ -558,7 +507,7 @@ def _check_examples(
             raise TrainingError(
                 f"question {example.task_id}: the training prompt differs from the sampled "
                 f"prompt:\n{message_difference(trained, sent[0], ('trained', 'sent'))}\n{run.preferences} "
-                f"does not match the run's samples; rebuild it with `leret pairs --run {run.path}`"
+                f"does not match the run's samples; rebuild it with `leret rescore --run {run.path}`"
             )
 
 

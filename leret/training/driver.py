@@ -3,7 +3,7 @@
 Handles progress, validation, alarms, interrupts, checkpoints and publication.
 
 The driver is a transformers callback. It runs with TRL's trainers and with rounds
-(`leret.training.online.loop`). The Trainer class calls callbacks itself; `StepLoop` calls them in
+(`leret.training.rounds.loop`). The Trainer class calls callbacks itself; `StepLoop` calls them in
 the same order for the engines that are not a Trainer.
 """
 
@@ -30,6 +30,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from leret.core.progress import Progress
 from leret.core.runs import versions
 from leret.training.job import Interrupt, TrainingJob, TrainingRecord, checkpoint_step
+from leret.training.model import SavedPolicy
 from leret.training.processes import is_main
 from leret.training.validation import Validation
 from leret.training.watch import PEAK, RATE, Monitor, best_step, first_alarms, monitored, peak_gib
@@ -55,7 +56,7 @@ class Engine(Protocol):
         state: step, log and best step, as in transformers.
         steps: optimizer steps so far.
         preflight: relative error of the trainer's loss
-            (`leret.training.algorithms.base.check_loss`); None if unknown.
+            (`leret.training.stored.trainer.check_loss`); None if unknown.
     """
 
     state: TrainerState
@@ -78,11 +79,8 @@ class Engine(Protocol):
 
     def load(self, checkpoint: Path) -> None: ...
 
-    def save(self, directory: Path) -> tuple[str, str]:
-        """Write the trained policy.
-
-        Return its base model's name and the library that loads the policy.
-        """
+    def save(self, directory: Path) -> SavedPolicy:
+        """Write the trained policy; return what its model card says of the files."""
         ...
 
 
@@ -284,7 +282,7 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
     log = [figures for figures in engine.state.log_history if "train_runtime" not in figures]
     record = TrainingRecord(
         name=recipe.policy_name,
-        algorithm=recipe.algorithm,
+        algorithm=recipe.algorithm_name,
         key=job.key,
         parent=job.initial.name if job.initial.actors else recipe.init_from,
         examples=engine.examples,
@@ -300,10 +298,10 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
         alarms=[asdict(alarm) for alarm in first_alarms(log, measure)],
         validation=sorted(job.validation.ids) if job.validation else (),
     )
-    base_model, library = engine.save(final)
+    saved = engine.save(final)
     if is_main():
         engine.state.save_to_json(str(final / "trainer_state.json"))
-        record.write(final, method, base_model, library)
+        record.write(final, method, saved)
         job.directory.publish()
     return record
 

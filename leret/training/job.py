@@ -33,7 +33,7 @@ from leret.core.runs import Run
 from leret.core.types import Task
 from leret.policies.checkpoints import policy_digest
 from leret.training.data import TrainingExample
-from leret.training.model import InitialPolicy
+from leret.training.model import InitialPolicy, SavedPolicy
 from leret.training.processes import gather, is_main
 from leret.training.validation import Validation
 from leret.training.watch import PEAK, RATE
@@ -270,7 +270,7 @@ class TrainingRecord:
         rounds: number of rounds, which are then the steps of the log; None for training on stored
             samples.
         preflight: relative error of the trainer's loss
-            (`leret.training.algorithms.base.check_loss`).
+            (`leret.training.stored.trainer.check_loss`).
         log_history: metrics of each logged step, named as in TRL and in `leret.training.watch`.
         best_step: step of the published weights, chosen by validation; None without validation
             (last step published).
@@ -339,52 +339,32 @@ class TrainingRecord:
                     validations.append((figures["step"], value))
         return validations
 
-    def write(self, directory: Path, method: str, base_model: str, library: str) -> None:
-        write_atomically(directory / "README.md", model_card(self, method, base_model, library))
+    def write(self, directory: Path, method: str, saved: SavedPolicy) -> None:
+        write_atomically(directory / "README.md", model_card(self, method, saved))
         value = {**asdict(self), "weights": policy_digest(directory)}
         write_atomically(
             directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False)
         )
 
 
-_LOAD = "`leret.load` opens the run's `program` directory: the program and a policy."
-_USE = {
-    "policy that writes search queries": "It answers prompts in the format of the program's adapter. Any "
-    f"OpenAI-compatible server can serve it. {_LOAD}",
-    "picker of candidates": "It picks candidates for `leret.Pick`. Its encoders are sentence-transformers directories. "
-    + _LOAD,
-    "retriever": "`retriever: {kind: dense, model: DIRECTORY}` opens it, or `{kind: colbert, checkpoint: DIRECTORY}` "
-    "for token vectors.",
-}
-
-
-def model_card(record: TrainingRecord, method: str, base_model: str, library: str) -> str:
+def model_card(record: TrainingRecord, method: str, saved: SavedPolicy) -> str:
     """Return the Hugging Face model card (README.md) of a policy."""
     trained = [figures for figures in record.log_history if "loss" in figures]
     last = trained[-1] if trained else {}
     measures = {
         name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)
     }
-    texts = library in {"peft", "tinker", "transformers"}
-    noun = "picker of candidates"
-    if texts:
-        noun = "policy that writes search queries"
-    elif library == "sentence-transformers":
-        noun = "retriever"
-    served = (
-        f"Its weights are on the server that trained it; `tinker.json` has their paths. {_LOAD}"
-    )
-    quoted = base_model.replace("\\", "\\\\").replace('"', '\\"')
+    quoted = saved.base_model.replace("\\", "\\\\").replace('"', '\\"')
     return f"""---
-library_name: {library}
+library_name: {saved.library}
 base_model: "{quoted}"
-pipeline_tag: {"text-generation" if texts else "sentence-similarity"}
-tags: [leret, {"trl" if texts else noun.split(maxsplit=1)[0]}, {record.algorithm}]
+pipeline_tag: {saved.pipeline}
+tags: [leret, {saved.tag}, {record.algorithm}]
 ---
 
 # {record.name}
 
-A {noun}, trained with leret: {method}.
+A {saved.noun}, trained with leret: {method}.
 
 Training started from `{record.parent}` and took {record.steps} optimizer steps ({record.total_steps} since the base \
 model){"" if record.rounds is None else f" in {record.rounds} rounds"} on \
@@ -400,7 +380,7 @@ model){"" if record.rounds is None else f" in {record.rounds} rounds"} on \
 
 ## Use
 
-{served if library == "tinker" else _USE[noun]}
+{saved.use}
 The evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
 """
 

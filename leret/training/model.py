@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from leret.config.load import sampling_recipe_of
-from leret.config.policy import PickerSettings, PolicySettings, TinkerPolicySettings
+from leret.config.policy import PickerSettings
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import LoraSettings, RoundRecipe, TrainingRecipe, WriterKeys
 from leret.core.bundled import POLICIES
@@ -20,19 +20,16 @@ from leret.core.runs import Run
 from leret.policies.checkpoints import (
     HUB_NAME,
     PICKER_RECORD,
-    TINKER_RECORD,
     adapter_base,
     count_parameters,
     find_model,
     load_tokenizer,
     model_digest,
     picker_digest,
-    refuse_changed_weights,
     sampled_model,
     sampled_settings,
 )
 from leret.policies.local.model import load_weights, merge_into
-from leret.policies.remote.tinker import tinker_digest
 
 R = TypeVar("R", bound=TrainingRecipe)
 
@@ -93,29 +90,9 @@ def find_initial(
     return InitialPolicy(init_from, path, digest, total, template)
 
 
-def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
-    """Return the initial policy for ``engine: tinker``: the run's base model, or a policy that a server trained.
-
-    Its directory holds no weights, and for a base model it is the model's name.
-    """
-    settings = PolicySettings.model_validate(sampled_settings(run, recipe.predictors))
-    paths = (run.policies / recipe.init_from, Path(recipe.init_from))
-    trained = next((path.resolve() for path in paths if (path / TINKER_RECORD).is_file()), None)
-    if not isinstance(settings, TinkerPolicySettings):
-        raise TrainingError(
-            f"engine: tinker needs a run with policy.kind tinker, not {settings.kind}; remove "
-            "engine"
-        )
-    if trained is None and recipe.init_from != "base":
-        raise TrainingError(
-            f"init_from: {recipe.init_from!r} was not trained with engine: tinker; use base"
-        )
-    directory = trained or Path(settings.model)
-    refuse_changed_weights(directory)
-    digest = tinker_digest(settings.model_copy(update={"model": str(directory)}))
-    return InitialPolicy(
-        recipe.init_from, directory, digest, int(training_record(directory).get("total_steps", 0))
-    )
+def find_writer(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
+    """Return the initial policy of an algorithm that trains a policy to write text."""
+    return find_initial(run, recipe.init_from, recipe.predictors)
 
 
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
@@ -169,17 +146,6 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
             f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind "
             f"{settings.kind}; set policy.kind (or policies.NAME.kind) to features or encoder in "
             "the sampling recipe, or change predictors"
-        )
-    kinds = (
-        settings.kind,
-        sampling.retriever.kind,
-        getattr(sampling.retriever, "store", "flat"),
-        recipe.states,
-    )
-    if getattr(recipe, "reindex_rounds", None) and kinds != ("encoder", "dense", "flat", "live"):
-        raise TrainingError(
-            "reindex_rounds needs policy.kind encoder, retriever.kind dense, retriever.store flat "
-            f"and states: live, not {', '.join(kinds)}; remove reindex_rounds"
         )
     return settings
 
@@ -327,3 +293,30 @@ def save_policy(
 def library_of(model: Any) -> str:
     """Return the library that loads the saved model (for the model card)."""
     return "peft" if hasattr(model, "peft_config") else "transformers"
+
+
+LOAD = "`leret.load` opens the run's `program` directory: the program and a policy."
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPolicy:
+    """What the model card says of the files of a trained policy.
+
+    Attributes:
+        base_model: name of the model at the start of all training.
+        library: library that loads the files.
+        noun: what was trained.
+        use: how to use it.
+        pipeline: task on the Hugging Face hub.
+        tag: tag on the hub.
+    """
+
+    base_model: str
+    library: str
+    noun: str = "policy that writes search queries"
+    use: str = (
+        "It answers prompts in the format of the program's adapter. Any OpenAI-compatible server can "
+        f"serve it. {LOAD}"
+    )
+    pipeline: str = "text-generation"
+    tag: str = "trl"

@@ -47,11 +47,7 @@ def refuse_processes(recipe: TrainingRecipe) -> None:
     """Raise `TrainingError` if the algorithm cannot use several processes."""
     if recipe.in_one_process:
         raise TrainingError(
-            f"algorithm: {recipe.algorithm} trains a picker in one process; remove --launch"
-        )
-    if recipe.uses_tinker and n_processes() > 1:
-        raise TrainingError(
-            "engine: tinker trains on a server, with one process here; remove --launch"
+            f"algorithm: {recipe.algorithm} trains {recipe.trains} in one process; remove --launch"
         )
 
 
@@ -65,7 +61,7 @@ def start_processes(device: str) -> None:
     if is_sharded():
         raise TrainingError(
             "leret's own loop copies the whole policy to each process, but fsdp and zero3 shard "
-            "it; use --launch multi, or, for grpo and rloo, set engine: trl and states: stored"
+            "it; use --launch multi, or, for grpo and rloo, set engine: trl"
         )
     PartialState(cpu=device == "cpu", timeout=_LONGEST_ROUND)
 

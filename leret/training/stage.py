@@ -16,7 +16,8 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
-from leret.config.training import TrainingRecipe
+from leret.config.training import RoundRecipe, TrainingRecipe
+from leret.core.classes import sources_digest
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -24,8 +25,13 @@ from leret.core.stages import check_resumable, inputs_unchanged
 from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
 from leret.policies.local.chat_template import dated
 from leret.policies.local.policy import out_of_memory
-from leret.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
-from leret.training.algorithms import ALGORITHMS, Algorithm
+from leret.rollouts.environment import (
+    Environment,
+    questions_digest,
+    refuse_changes_since_sampling,
+    training_tasks,
+)
+from leret.training.algorithms import algorithm_of
 from leret.training.data import examples_digest
 from leret.training.job import (
     CheckpointDirectory,
@@ -122,7 +128,8 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> TrainRepo
     from leret.training.driver import drive, publish
 
     began = time.monotonic()
-    algorithm, device = ALGORITHMS[job.recipe.algorithm], pick_device(job.recipe.device)
+    algorithm = algorithm_of(job.recipe)
+    device = pick_device(job.recipe.device)
     threads = job.recipe.threads if device == "cpu" else None
     with training_process(threads), algorithm.engine(job, device) as engine:
         resumed_from = 0 if job.max_steps == 0 else drive(engine, job, progress, interrupt)
@@ -156,26 +163,34 @@ def open_environment(
     Otherwise yield None.
     """
     several = run.section("sampling", "leret sample RECIPE").get("policies")
-    needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
+    needed = algorithm_of(recipe).is_online or recipe.eval_steps or several
     return Environment.open(run, latest=True) if needed else nullcontext()
 
 
 def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
     """Make a job from a recipe and a run; ``environment`` comes from `open_environment`."""
-    check_trackers(recipe)
-    algorithm = ALGORITHMS[recipe.algorithm]
+    check_trackers(recipe.report_to)
+    algorithm = algorithm_of(recipe)
     if environment is not None:
-        recipe = _with_predictors(recipe, algorithm, run, environment)
+        recipe = _with_predictors(recipe, run, environment)
     initial = algorithm.find_initial(run, recipe)
     recipe = with_learning_rate(recipe, initial)
     if not inputs_unchanged(run.path, "sample"):
         refuse_changes_since_sampling(run, "train")
-    inputs: Sequence[Any] = algorithm.inputs(recipe, run, environment)
-    if algorithm.is_online and environment is not None:
+    inputs: Sequence[Any]
+    if algorithm.is_online:
+        assert environment is not None
+        assert isinstance(recipe, RoundRecipe)
+        inputs = training_tasks(environment, recipe)
         digests = {"data": questions_digest(inputs), "program": environment.program_digest}
     else:
+        stored: Any = algorithm
+        inputs = stored.inputs(recipe, run)
         digests = {"data": examples_digest(inputs)}
     digests["parent"] = initial.digest
+    code = sources_digest([recipe.algorithm, str(getattr(recipe, "engine", ""))])
+    if code is not None:
+        digests["algorithm"] = code
     name = "id" if algorithm.is_online else "task_id"
     ids = {getattr(item, name) for item in inputs}
     _refuse_leaks(run, ids)
@@ -197,7 +212,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         run=run,
         environment=environment,
         validation=validation,
-        max_steps=_matched_steps(run, recipe, initial),
+        max_steps=_matched_steps(run, getattr(recipe, "match_steps_of", None), initial),
         enable_thinking=sampled_settings(run, getattr(recipe, "writer", recipe).predictors).get(
             "enable_thinking"
         ),
@@ -219,11 +234,9 @@ def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
         )
 
 
-def _with_predictors(
-    recipe: TrainingRecipe, algorithm: Algorithm, run: Run, environment: Environment
-) -> TrainingRecipe:
+def _with_predictors(recipe: TrainingRecipe, run: Run, environment: Environment) -> TrainingRecipe:
     policies = run.section("sampling", "leret sample RECIPE").get("policies")
-    if not policies or recipe.predictors is not None or algorithm.picks is None:
+    if not policies or recipe.predictors is not None:
         return recipe
     names, policy_of = environment.replay.names, environment.recipe.policy_of
     picks = [name for name in names if isinstance(policy_of([name]), PickerSettings)]
@@ -232,21 +245,16 @@ def _with_predictors(
     shared_picks = [name for name in picks if name not in policies]
     shared_writers = [name for name in writers if name not in policies]
     trained = recipe.with_predictors(shared_picks or picks, shared_writers or writers)
-    if not trained.predictors:
-        policy = "a picker" if algorithm.picks else "a policy that writes"
+    if trained.predictors == ():
         raise TrainingError(
-            f"algorithm: {recipe.algorithm} trains {policy}, but no predictor of {run.path} uses "
-            "one"
+            f"algorithm: {recipe.algorithm} trains {recipe.trains}, but no predictor of {run.path} "
+            "uses one"
         )
     return trained
 
 
-def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return how many steps to take to reach the total of policy ``match_steps_of``.
-
-    Return None if the key is not set.
-    """
-    name = getattr(recipe, "match_steps_of", None)
+def _matched_steps(run: Run, name: str | None, initial: InitialPolicy) -> int | None:
+    """Return how many steps to take to reach the total of policy ``name``; None without a name."""
     if name is None:
         return None
     total = training_record(run.policies / name).get("total_steps")
@@ -257,7 +265,7 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
     if total <= initial.total_steps:
         raise TrainingError(
             f"match_steps_of: {name!r} was trained for {total} steps in total, but "
-            f"{recipe.init_from!r} (init_from) was already trained for {initial.total_steps}; set "
+            f"{initial.name!r} (init_from) was already trained for {initial.total_steps}; set "
             "init_from: base"
         )
     return int(total) - initial.total_steps
@@ -281,6 +289,6 @@ def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
         where,
         {**before["recipe"], "digest": before["digest"]},
         {**job.key["recipe"], "digest": job.key["digest"]},
-        free_keys(type(job.recipe)),
+        free_keys(job.recipe),
         otherwise="choose another `name`, or remove that directory",
     )

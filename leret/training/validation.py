@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leret.config.training import TrainingRecipe
+from leret.core.classes import sources_digest
 from leret.core.errors import DataError, PolicyError, TrainingError
 from leret.core.types import Outcome, Rollout, Task, digest
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
 from leret.rewards import scoring
-from leret.rewards.functions import sources_digest
 from leret.training.processes import is_sharded
 
 if TYPE_CHECKING:

@@ -391,9 +391,9 @@ def monitored(
             tracker.finish()
 
 
-def check_trackers(recipe: TrainingRecipe) -> None:
+def check_trackers(packages: Sequence[str]) -> None:
     """Raise MissingDependency for a tracker that is not installed."""
-    for package in recipe.report_to:
+    for package in packages:
         if find_spec(package) is None:
             raise MissingDependency(package, package)
 

@@ -1,4 +1,4 @@
-"""Trees of selected questions in report.html, and `leret report`, which writes the report again."""
+"""Trees of selected questions in report.html, and `leret view --report`, which writes the report again."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.app import ended, prepare
-from leret.cli.console import Overrides, RecipeArgument, SkipInvalid
+from leret.cli.console import Overrides, RecipeArgument
 from leret.core.progress import shown
 
 PROGRAM = "python -m models pretrain"
@@ -24,15 +24,11 @@ def pretrain(
     recipe: RecipeArgument,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory (default: policy.model).")] = None,
     overrides: Overrides = None,
-    skip_invalid: SkipInvalid = False,
 ) -> None:
     """Build a small policy from rule-based demonstrations made without gold documents. Run again to resume."""
     from models.pretrain.stage import pretrain as stage
 
-    changes = list(overrides or [])
-    if skip_invalid:
-        changes.append("data.skip_invalid=true")
-    settings = console.sampling_recipe(recipe, changes, ("policy.model",))
+    settings = console.sampling_recipe(recipe, overrides or (), ("policy.model",))
     with shown() as progress:
         path = stage(settings, out, progress=progress)
     console.done(f"policy saved to {path}")

@@ -24,7 +24,7 @@ from leret.core.files import atomic_file, write_atomically
 from leret.core.memory import trim_malloc
 from leret.core.progress import Progress
 from leret.core.stages import check_resumable
-from leret.training.packing import Packed, pack
+from leret.policies.local.packing import Packed, pack
 
 Probe = Callable[[PreTrainedModel], Mapping[str, float]]
 """Measures the model on held-out data without changing the global random state."""

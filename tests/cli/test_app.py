@@ -4,13 +4,16 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from leret.__main__ import main
-from leret.cli.app import app
+from leret.cli.app import _REPLACED, app
+from leret.rewards import REWARDS
+from scripts.figures import surface
 from tests.first_steps import leret
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,18 +39,46 @@ def test_help_ends_with_an_example_that_can_be_typed(command):
         context = found.make_context(name, rest, parent=context)  # raises where a flag or an argument does not exist
 
 
+def test_the_commands_and_their_options_stay_few():
+    assert surface() == {"commands": 22, "options": 98, "arguments": 17}
+
+
+def test_every_replacement_of_a_command_exists():
+    found = [" ".join(way) for way in commands(get_command(app))]
+    for before, replacement in _REPLACED.items():
+        if before.startswith("--"):
+            continue
+        assert before not in found
+        if replacement.startswith("python -m "):
+            assert find_spec(replacement.split()[2]), replacement
+            continue
+        assert any(
+            replacement.startswith(f"leret {command} ") or replacement == f"leret {command}" for command in found
+        )
+        for flag in re.findall(r"--[a-z-]+", replacement):
+            assert flag in leret(*re.findall(r"[a-z]+", replacement.split("--")[0])[1:], "--help")[1], replacement
+
+
 def test_json_is_one_object_alone(tmp_path):
-    assert json.loads(leret("recipes", "list", "--json")[1])["training/demo-sft.yaml"].startswith("SFT of the demo")
+    listed = json.loads(leret("recipes", "list", "--json")[1])
+    assert listed["training/demo-sft.yaml"].startswith("SFT of the demo")
+    assert set(REWARDS) <= set(listed["rewards"])
+    assert json.loads(leret("--json", "recipes", "show", "demo-sft")[1])["text"].startswith("# Purpose:")
     code, out = leret("run", "demo", "demo-sft", "demo", "--run", tmp_path / "r", "--dry-run", "--json")
     assert (code, list(json.loads(out).values())[1]) == (0, "round 1: train sft (sft) from base")
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
-    [(["sample"], "leret sample: missing argument 'RECIPE'"), (["sample", "demo"], "sample: missing option '--run'"),
+    [(["sample"], "leret sample: missing argument 'RECIPE'"), (["train", "sft"], "train: missing option '--run'"),
      (["nope"], "leret: no such command 'nope'"), (["store", "chek"], "id you mean 'check'"),
-     (["--odd"], "leret: no such"), (["pairs", "--run", "R", "--strategy", "odd"], "'odd'"),
-     (["pairs", "--run", "R", "--max-pairs", "0"], "'--max-pairs'"),
+     (["--odd"], "leret: no such"), (["rescore", "--run", "R", "--strategy", "odd"], "'odd'"),
+     (["rescore", "--run", "R", "--max-pairs", "0"], "'--max-pairs'"),
+     (["runs"], "leret: no command 'runs'; use `leret compare DIR`; see"),
+     (["rewards", "test", "ap"], "use `leret recipes list`"),
+     (["store", "merge", "a", "b"], "use `leret sample RECIPE --run RUN --merge SHARD`"),
+     (["sample", "demo", "--skip-invalid"], "no such option: --skip-invalid; use --set data.skip_invalid=true;"),
+     (["serve", "policy", "demo", "--json"], "`leret serve` prints no JSON; remove --json"),
      (["recipes", "show", "dmo-sft"], "did you mean training/demo-sft.yaml?")]
 )  # fmt: skip
 def test_wrong_usage_exits_2_in_one_line(args, says):
@@ -55,7 +86,7 @@ def test_wrong_usage_exits_2_in_one_line(args, says):
     assert (code, out.count("\n"), out.startswith("error: "), says in out) == (2, 1, True, True), out
 
 
-@pytest.mark.parametrize("group", ["recipes", "store", "rewards", "data", "index", "serve"])
+@pytest.mark.parametrize("group", ["recipes", "store", "data", "index", "serve"])
 def test_a_group_without_a_command_shows_its_help_and_succeeds(group):
     code, out = leret(group)
     assert (code, f"leret {group}" in out, "Commands" in out) == (0, True, True)
@@ -67,15 +98,16 @@ def test_recipes_are_listed_and_shown_by_a_short_name(monkeypatch):
     lines = leret("recipes", "list")[1].splitlines()
     assert max(map(len, lines)) <= 80
     monkeypatch.delenv("FORCE_COLOR")
-    lines = leret("recipes", "list")[1].splitlines()
-    assert all(".yaml " in line or ".py " in line for line in lines)
+    recipes, rewards = leret("recipes", "list")[1].split("reward (or FILE.py:function)")
+    assert all(".yaml " in line or ".py " in line for line in recipes.strip().splitlines())
+    assert re.search(r"^ ap, ap@k\b", rewards, re.MULTILINE)
     shown = (ROOT / "training" / "demo-sft.yaml").read_text(encoding="utf-8").strip()
     assert leret("recipes", "show", "demo-sft") == (0, shown + "\n")
 
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_the_traceback_is_shown_with_debug_alone(tmp_path, debug):
-    code, out = leret("pairs", "--run", tmp_path, *debug)
+    code, out = leret("rescore", "--run", tmp_path, *debug)
     assert (code, out.count("error: "), "Traceback" in out) == (2, 1, bool(debug))
 
 

@@ -23,7 +23,7 @@ from tests.cli.test_app import ROOT
 from tests.datasets.writing import DOCUMENTS, json_lines
 from tests.first_steps import leret, read_lines, refused, succeeds, write_world
 from tests.http.servers import serving
-from tests.training.online.test_served import Vllm
+from tests.training.rounds.test_served import Vllm
 
 DATA = ["--set", "data.kind=jsonl", "--set", "data.questions=questions.jsonl", "--set", "data.corpus=corpus.jsonl"]
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
@@ -231,7 +231,7 @@ def test_init_measures_the_raw_question_as_eval_does(folder, flags):
 
 @pytest.mark.parametrize(
     ("shift", "limit", "says"),
-    [(0, 40, "That is strong"), (20, 40, "None of the gold documents"), (0, 39, "leret eval-retriever")],
+    [(0, 40, "That is strong"), (20, 40, "None of the gold documents"), (0, 39, "leret search DIR --questions FILE")],
 )
 def test_init_says_how_strong_the_raw_question_is(folder, monkeypatch, shift, limit, says):
     monkeypatch.setattr("leret.cli.demo._RAW_DOCUMENTS", limit)

@@ -23,7 +23,7 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
     assert not (tmp_path / "r").exists()
     assert not ANSI.search(succeeds(*sample))
     assert "nothing to do" in succeeds(*sample)
-    assert json.loads(succeeds("pairs", *run, "--strategy", "all", "--json"))["strategy"] == "all"
+    assert json.loads(succeeds("rescore", *run, "--strategy", "all", "--json"))["strategy"] == "all"
     assert json.loads(succeeds("store", "check", *run, "--json"))["faults"] == []
     train = ["train", "training/sft.yaml", *run, "--set", "learning_rate=1e-3", "--set", "require_spread=false"]
     assert json.loads(succeeds(*train, "--dry-run", "--json"))["examples"] > 0
@@ -39,7 +39,7 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
     page = (tmp_path / "r" / "report.html").read_text()
     assert page.count('<details class="question">') == 6 + 5  # sampled and evaluated questions
     (tmp_path / "r" / "report.html").write_text("")
-    assert "report.html" in succeeds("report", tmp_path / "r")
+    assert "report.html" in succeeds("view", tmp_path / "r", "--report")
     assert (tmp_path / "r" / "report.html").read_text() == page
     assert "nothing to do" in succeeds(*measure)
     assert json.loads(succeeds(*measure, "--json")) == summary

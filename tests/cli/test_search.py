@@ -39,7 +39,10 @@ def test_a_retriever_is_measured_by_parents_on_request(tmp_path):
     chunks = (Document(f"d{i}#0", title, text, f"d{i}") for i, (title, text) in enumerate(TEXTS.items(), 1))
     BM25.build(Corpus(chunks), tmp_path / "chunks")
     asked = json_lines(tmp_path / "q.jsonl", [{"id": "q", "question": "cat mat", "relevant_doc_ids": ["d1"]}])
-    measure = ["eval-retriever", tmp_path / "chunks", "--questions", asked, "--measures", "R@1"]
+    measure = ["search", tmp_path / "chunks", "--questions", asked, "--measures", "R@1"]
     out = succeeds(*measure, "--set", "data.gold=parent", "--json").splitlines()[-1]
     assert json.loads(out)["measures"] == {"R@1": 1.0}
     assert "set data.gold: parent" in refused(*measure)
+    assert "either a query, or a question file" in refused("search", tmp_path / "chunks")
+    assert "either a query, or a question file" in refused(*measure, "cat")
+    assert "--out need --questions" in refused("search", tmp_path / "chunks", "cat", "--out", tmp_path / "o")

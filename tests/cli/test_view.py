@@ -1,9 +1,11 @@
+import json
 import re
 import subprocess
 import sys
 
 import requests
 
+from tests.evaluation.report.runs_fakes import evaluated
 from tests.first_steps import refused, succeeds
 from tests.retrieval.serving import ROOT
 from tests.test_package import HEAVY
@@ -12,7 +14,8 @@ from tests.viewer.conftest import build
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
     assert "is not a run directory" in refused("view", tmp_path)
-    assert "is not a run directory" in refused("report", tmp_path)
+    assert "is not a run directory" in refused("view", tmp_path, "--report")
+    assert "2 runs are named; name one" in refused("view", tmp_path, tmp_path / "b", "--report")
 
 
 def test_a_static_site_is_written_with_facts_and_only_once(tmp_path):
@@ -33,3 +36,38 @@ def test_addresses_are_answered_without_heavy_modules_until_the_server_is_stoppe
     imported = set(re.findall(r"\| +(\w+)$", (tmp_path / "imports").read_text(), re.MULTILINE))
     assert "aiohttp" in imported
     assert not imported & {*HEAVY, "filelock", "matplotlib", "pyarrow", "rich"}
+
+
+def test_runs_are_compared_in_every_form(tmp_path):
+    run = evaluated(tmp_path / "r_1", {"base": [0.0, 1.0, 0.5], "ipo": [1.0, 1.0, 0.5]}).path
+    assert "ipo - base" in succeeds("compare", run)
+    assert "| ipo - base | 0.333" in succeeds("compare", run, "--form", "markdown")
+    assert r"\end{tabular}" in succeeds("compare", run, "--form", "latex")
+    [row] = json.loads(succeeds("compare", run, "--json"))["comparisons"]
+    assert (row["n"], row["difference"]) == (3, 0.333333)
+    assert "k is" not in refused("compare", run, "--measure", "f1")
+
+
+def test_runs_are_listed_in_every_form(tmp_path):
+    evaluated(tmp_path / "r_1", {"base": [0.0], "ipo": [1.0]})
+    assert "r_1" in succeeds("compare", tmp_path)
+    assert r"r\_1 & " in succeeds("compare", tmp_path, "--form", "latex")
+    [row] = json.loads(succeeds("compare", tmp_path, "--json"))["runs"]
+    assert row["figures"] == {"measure": "recall", "systems": {"ipo": 1.0, "base": 0.0}}
+    assert "has no runs" in refused("compare", tmp_path / "none")
+
+
+def test_the_list_of_runs_shows_the_figures_at_80_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    scores = {"base": [0.0], "a-picker-of-names": [1.0]}
+    path = evaluated(tmp_path / "a-run-of-a-long-name", scores).path
+    (path / "policies/a-picker-of-names").mkdir(parents=True)
+    (path / "policies/a-picker-of-names/training.json").write_text("{}")
+    out = succeeds("compare", tmp_path)
+    assert "recall: a-picker-of-names 1.000, base 0.000" in out
+
+
+def test_a_comparison_explains_its_columns(tmp_path):
+    run = evaluated(tmp_path / "r", {"base": [0.0, 1.0], "ipo": [1.0, 1.0]}).path
+    assert "effect size: the mean difference divided by" in " ".join(succeeds("compare", run).split())

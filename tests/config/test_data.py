@@ -1,7 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from leret.config.data import BabilongSettings, DataSettings, FileSettings, GeneratedSettings
+from leret.config.data import DataSettings, FileSettings, GeneratedSettings
+from leret.extras.babilong import BabilongSettings
 
 FILE = {"questions": "q.jsonl"}
 

@@ -51,6 +51,23 @@ def test_shipped_recipes_are_valid_and_commented(name, monkeypatch):
         assert not [block for block in text.split("\n\n") if "#" not in block], "a section without a comment"
 
 
+REST = "\n\n# ---- The rest is changed less often ----\n\n"
+FIRST = {
+    "sampling": {"data", "policy"},
+    "training": {"algorithm", "name", "num_train_epochs"},
+    "eval": {"split", "systems", "measures"},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in bundled.names() if name.endswith(".yaml")])
+def test_long_recipes_begin_with_what_people_change_first(name):
+    text = (bundled.ROOT / name).read_text(encoding="utf-8")
+    first, line, _ = text.partition(REST)
+    assert text.count(REST) == (len(text.splitlines()) > 24)
+    if line and "trl" not in name:
+        assert yaml.load(first).keys() >= FIRST[name.partition("/")[0]]
+
+
 def test_copy_adds_programs_and_keeps_existing_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program, recipe = tmp_path / "pipelines" / "multihop.py", tmp_path / "sampling" / "demo.yaml"

@@ -1,8 +1,39 @@
+import hashlib
+from types import SimpleNamespace
+
 import dspy
 import pytest
 
-from leret.core.classes import class_at, constructor_arguments, path_of, plain_value
-from leret.core.errors import ProgramError
+from leret.core.classes import (
+    class_at,
+    constructor_arguments,
+    identity,
+    load_function,
+    path_of,
+    plain_value,
+    source_digest,
+    sources_digest,
+    with_identity,
+)
+from leret.core.errors import ConfigError, ProgramError
+from leret.core.stages import source_files
+from leret.rewards import scoring
+
+FILES = {
+    "reward.py": (
+        "import json, os.path, near\nfrom pack import part as p, absent\nfrom pack.deep.leaf import x\n"
+        "import leret.rewards\n\ndef own(o):\n    import late\n"
+    ),
+    "near.py": "import circle\n",
+    "circle.py": "import near\n",
+    "late.py": "def broken(\n",
+    "unrelated.py": "",
+    "pack/part.py": "from . import sibling\nfrom .deep import leaf\n",
+    "pack/sibling.py": "",
+    "pack/deep/__init__.py": "",
+    "pack/deep/leaf.py": "from ..sibling import y\nimport near\n",
+}
+IMPORTED = [*FILES.keys() - {"reward.py", "unrelated.py"}]
 
 
 def test_a_class_of_a_module_has_a_path_that_finds_it_again():
@@ -49,3 +80,77 @@ def test_constructor_arguments_are_read_without_running_the_file(tmp_path):
     assert constructor_arguments(file, "A") == ["k", "hops"]
     assert constructor_arguments(file, "B") is None
     assert constructor_arguments(file, "C") is None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_imports_are_listed_without_running_the_file(folder):
+    found = source_files(folder / "reward.py")
+    assert found[0] == folder / "reward.py"
+    assert [path.relative_to(folder).as_posix() for path in found[1:]] == sorted(IMPORTED)
+
+
+@pytest.mark.parametrize("name", ["reward.py", *sorted(IMPORTED)])
+def test_changed_import_changes_the_digest(folder, name):
+    function = f"{folder}/reward.py:own"
+    before = source_digest(function), sources_digest(["recall", function])
+    (folder / "unrelated.py").write_text("changed = 1\n")
+    assert (source_digest(function), sources_digest([function])) == before
+    with (folder / name).open("a") as file:
+        file.write("# changed\n")
+    assert source_digest(function) != before[0]
+    assert sources_digest([function]) != before[1]
+
+
+def test_digest_of_a_single_file_is_that_of_its_bytes(tmp_path):
+    path = tmp_path / "alone.py"
+    path.write_text("import json\nfrom leret.core import types\nimport numpy\n\ndef own(o):\n    return 1\n")
+    assert source_digest(f"{path}:own") == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    assert source_digest(f"{tmp_path}/absent.py:own") is None
+    assert sources_digest(["recall", "ap@3"]) is None
+
+
+def test_modules_of_a_package_are_followed(tmp_path):
+    (tmp_path / "top/low").mkdir(parents=True)
+    for name in ("top/__init__.py", "top/low/__init__.py", "top/other.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "top/low/own.py").write_text("from top.other import x\n")
+    names = [path.relative_to(tmp_path).as_posix() for path in source_files(tmp_path / "top/low/own.py")]
+    assert names == ["top/low/own.py", "top/__init__.py", "top/other.py"]
+
+
+@pytest.mark.parametrize("by", ["file", "name"])
+def test_changed_module_is_imported_again(tmp_path, monkeypatch, by):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    near, path = tmp_path / f"near_{by}.py", tmp_path / f"own_{by}.py"
+    near.write_text("VALUE = 1.0\n")
+    path.write_text(f"import near_{by} as near\n\n\ndef own(outcome):\n    return near.VALUE\n")
+    name = f"{path}:own" if by == "file" else "own_name:own"
+    outcome = SimpleNamespace(task=SimpleNamespace(id="first"))
+    assert scoring(name)(outcome) == 1.0
+    assert load_function(name) is load_function(name)
+    near.write_text("VALUE = 25.0\n")
+    assert scoring(name)(outcome) == 25.0
+
+
+def test_the_digest_of_a_kind_covers_its_code_and_must_be_an_attribute(tmp_path):
+    path = tmp_path / "kind.py"
+    path.write_text("KIND = 1\n")
+    kind = f"{path}:KIND"
+    assert identity("bm25") == "bm25"
+    assert with_identity(SimpleNamespace(digest="d"), "bm25").digest == "d"
+    before = with_identity(SimpleNamespace(digest="d"), kind).digest
+    path.write_text("KIND = 2\n")
+    assert with_identity(SimpleNamespace(digest="d"), kind).digest != before != "d"
+
+    class Fixed:
+        digest = property(lambda self: "d")
+
+    with pytest.raises(ConfigError, match=r"Fixed\.digest cannot be set; make it an attribute"):
+        with_identity(Fixed(), kind)

@@ -130,7 +130,7 @@ def ask(tmp_path):
     def run(place, questions, *args):
         rows = [{"id": f"q {i}", "question": text, "relevant_doc_ids": ids} for i, (text, *ids) in enumerate(questions)]
         path = tmp_path / "q.jsonl"
-        return leret("eval-retriever", place, "--questions", json_lines(path, rows), *args)
+        return leret("search", place, "--questions", json_lines(path, rows), *args)
 
     return run
 

@@ -11,7 +11,7 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import Evaluator, Policies
-from leret.evaluation.systems import System
+from leret.evaluation.systems import Hyde, OracleTitles, RawQuestion, System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rollouts.actors import Decoding
@@ -21,7 +21,8 @@ from tests.tiny import tiny_policy
 
 QUESTIONS = questions(6)
 BASE = System("base", "base", "base", prompt=ZERO_SHOT)
-RAW, HYDE = System("raw-question", "baseline"), replace(BASE, name="hyde")
+RAW, HYDE = RawQuestion("raw-question", "baseline"), Hyde("hyde", "prompt", "base", prompt=ZERO_SHOT)
+ORACLE = OracleTitles("oracle-titles", "baseline")
 READER = ReaderSettings(policy=LocalPolicySettings(), passages=1, words=3)
 FEW_SHOT = Prompt("1", {"write_query": [{"question": "a", "query": "b"}]})
 OUTAGE = PolicyError("the server is down")
@@ -75,9 +76,7 @@ def test_a_policy_that_follows_the_passages_finds_both_and_is_not_asked_twice(ma
     assert second.seconds == pytest.approx(first.seconds, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("system", "recall", "n_calls"), [(System("oracle-titles", "baseline"), 1, 0), (BASE, 0.5, 30)]
-)
+@pytest.mark.parametrize(("system", "recall", "n_calls"), [(ORACLE, 1, 0), (BASE, 0.5, 30)])
 def test_a_plan_and_an_answer_are_lm_calls_and_no_hops(make, system, recall, n_calls):
     results, _ = make(parts=parts_of(Planned())).evaluate(system)
     assert [recalls(results, hop) for hop in (1, 2, 3)] == [[0.5] * 6, [recall] * 6, []]
@@ -126,9 +125,7 @@ def test_an_interruption_keeps_what_is_done(make):
     assert rest.opened[0].n_calls <= 12
 
 
-@pytest.mark.parametrize(
-    ("system", "n_calls"), [(RAW, 1), (System("oracle-titles", "baseline"), 1), (BASE, 3), (HYDE, 3)]
-)
+@pytest.mark.parametrize(("system", "n_calls"), [(RAW, 1), (ORACLE, 1), (BASE, 3), (HYDE, 3)])
 def test_the_reader_answers_from_what_any_system_found(make, system, n_calls):
     def repeat(content):  # the reader's answer is its prompt
         return content if content.endswith("Answer in a few words.") else follow(content)

@@ -11,8 +11,8 @@ from leret.core.runs import Run
 from leret.core.types import State
 from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
-from leret.evaluation.score import score
 from leret.evaluation.stage import evaluate
+from leret.extras.score import score
 from leret.sampling.store.store import Store
 from tests.datasets.writing import json_lines
 from tests.evaluation.eval_fakes import asks, tiny_policy, train

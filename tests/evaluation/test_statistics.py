@@ -2,8 +2,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leret.config.evaluation import EvalRecipe
-from leret.evaluation.statistics import bootstrap_intervals, compare_corpus, corpus_interval, sign_flip_p, with_holm
+from leret.evaluation.statistics import (
+    Resampling,
+    bootstrap_intervals,
+    compare_corpus,
+    corpus_interval,
+    sign_flip_p,
+    with_holm,
+)
 from leret.rewards.corpus import CorpusMeasure, ratio
 
 RNG = np.random.default_rng(7)
@@ -64,7 +70,7 @@ def test_a_measure_of_all_answers_is_tested_as_a_mean_is(n):
     one, other = SCORES[:n].copy(), OTHERS[:n].copy()
     one[3] = np.nan  # a question that one system has not answered
     rows = [np.stack([x, np.where(np.isnan(x), np.nan, 1.0)], axis=1) for x in (one, other)]
-    recipe = EvalRecipe(resamples=2000, seed=3)
+    recipe = Resampling(resamples=2000, seed=3)
     difference = np.delete(one - other, 3)[:, None]
     found = compare_corpus(*rows, measure, recipe)
     assert (found["n"], found["difference"]) == (n - 1, pytest.approx(difference.mean(), abs=1e-6))
@@ -77,7 +83,7 @@ def test_a_measure_of_all_answers_is_tested_as_a_mean_is(n):
 def test_a_measure_that_cannot_be_resampled_has_a_difference_alone():
     measure = CorpusMeasure(None, ratio, resampled=False)
     one, other = np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]])
-    assert corpus_interval(one, measure, EvalRecipe()) == [None, None]
+    assert corpus_interval(one, measure, Resampling()) == [None, None]
     facts = {"n": 1, "difference": 0.25, "ci": [None, None], "p": None}
-    assert compare_corpus(one, other, measure, EvalRecipe()) == facts
-    assert compare_corpus(one * np.nan, other, measure, EvalRecipe()) == facts | {"n": 0, "difference": None}
+    assert compare_corpus(one, other, measure, Resampling()) == facts
+    assert compare_corpus(one * np.nan, other, measure, Resampling()) == facts | {"n": 0, "difference": None}

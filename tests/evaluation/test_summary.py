@@ -93,12 +93,8 @@ def test_the_tables_of_the_console(summary):
     assert summary["rows"][2]["cost"] == {"lm_calls": 2.2, "tokens": 0.0, "searches": 2.2, "seconds": 0.3}
 
 
-def test_the_best_run_of_an_earlier_version_counts_at_each_hop_and_makes_no_headline(summary):
-    runs = [row("q0", 1, 0.5), row("q0", 2, 0.5), row("q0", 1, 0.0, 1), row("q0", 2, 1.0, 1)]
-    scores = score_table(runs, QUESTIONS[:1], 2, ["recall"], best=True)
-    assert scores.values[0, :, 0].tolist() == [0.5, 1.0]
+def test_the_best_run_of_an_earlier_version_makes_no_headline(summary):
     for system in summary["rows"]:
-        assert system["best_of"] is None
         system["best_of"] = 2
     assert headline(summary) is None  # it is chosen by the gold documents
 

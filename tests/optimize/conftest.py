@@ -2,6 +2,7 @@ import dspy
 import pytest
 
 import leret
+from leret.optimize import student
 from tests.optimize.fakes import fake_training, student_of
 from tests.policies.serving.conftest import fake_engine
 from tests.sampling.fakes import FakeRetriever
@@ -68,3 +69,13 @@ def trainset():
 def greedy(lm, prompt="the red book"):
     [text] = lm(prompt, temperature=0.0)
     return text
+
+
+@pytest.fixture
+def heard(caplog):
+    dspy.enable_logging()
+    log = student.logger
+    log.addHandler(caplog.handler)
+    caplog.set_level("INFO", logger=log.name)
+    yield lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
+    log.removeHandler(caplog.handler)

@@ -3,7 +3,7 @@
 import dspy
 
 import leret
-from leret.optimize import inputs, teleprompter
+from leret.optimize import inputs, trainer
 from leret.policies.base import Completion
 from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import PolicyEngine
@@ -90,6 +90,6 @@ def fake_training(patch):
         patch.setitem(SERVED, str(directory), Words(str(directory), trained=True))
         return directory
 
-    patch.setattr(teleprompter, "train_examples", train)
+    patch.setattr(trainer, "train_examples", train)
     patch.setattr(inputs, "find_model", lambda name: None if "policies" in name else find_model(name))
     return made

@@ -8,16 +8,16 @@ from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.runs import Run
+from leret.extras.retriever_kl import RetrieverKLRecipe
 from leret.optimize.rounds import _served, run_stage, schedule
 from leret.policies.checkpoints import model_digest
 from leret.policies.serving.model import resolve_policy
 from leret.rollouts.environment import Environment
 from leret.sampling.store.store import Store
-from leret.training.algorithms.joint import JointRecipe
-from leret.training.algorithms.pick import PickRecipe
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.retriever_kl import RetrieverKLRecipe
-from leret.training.algorithms.sft import SFTRecipe
+from leret.training.picks.joint import JointRecipe
+from leret.training.picks.pick import PickRecipe
+from leret.training.stored.preference import IPORecipe
+from leret.training.stored.sft import SFTRecipe
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer
 from tests.policies.serving.conftest import gone

@@ -1,5 +1,4 @@
 import asyncio
-import json
 from functools import partial
 from pathlib import Path
 
@@ -8,25 +7,13 @@ import pytest
 from dspy.utils.callback import BaseCallback
 
 import leret
-from leret.core.dspy_internals import EngineLM, messages_of, text_response
-from leret.core.errors import LeretError, PolicyError
+from leret.core.errors import LeretError
 from leret.optimize import teleprompter
 from leret.policies.base import Completion
-from leret.programs.search import search_tool
-from tests.optimize.fakes import TRAIN, VAL, Answering, Words, Writer, example, fake_lm, leret_of, recall, student_of
-from tests.sampling.fakes import WORDS, FakePolicy
+from tests.optimize.fakes import TRAIN, VAL, Words, Writer, fake_lm, leret_of, recall, student_of
+from tests.sampling.fakes import FakePolicy
 
 pytestmark = pytest.mark.usefixtures("world")
-
-
-@pytest.fixture
-def heard(caplog):
-    dspy.enable_logging()
-    log = teleprompter.logger
-    log.addHandler(caplog.handler)
-    caplog.set_level("INFO", logger=log.name)
-    yield lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
-    log.removeHandler(caplog.handler)
 
 
 class Choosing(Writer):
@@ -95,85 +82,6 @@ def test_without_a_valset_the_last_result_is_returned_unscored(trainings, heard)
     assert any("no valset" in line for line in heard())
 
 
-def test_every_distinct_lm_is_trained_once_on_its_own_predictors(trainings):
-    one, two = fake_lm("one"), fake_lm("two")
-    settings = {"reward": None, "algorithms": ["sft"], "metric": lambda example, p, trace=None: len(set(p.answer))}
-    best = leret_of(**settings).compile(student_of(Answering, one, answer=two), trainset=TRAIN)
-    assert len(trainings) == 2
-    assert best.write.lm.model != best.answer.lm.model
-    for training, has_context in zip(trainings, (False, True), strict=True):
-        assert {"context:" in row.prompt[-1]["content"] for row in training["examples"]} == {has_context}
-
-
-def test_a_predictor_with_another_lm_is_answered_by_it_and_stays(trainings):
-    asked = []
-
-    def answer(request):
-        asked.append(messages_of(request))
-        return text_response(request, "a fixed answer")
-
-    other = EngineLM("other", answer)
-    best = leret_of().compile(student_of(Answering, answer=other), trainset=TRAIN, valset=VAL)
-    assert best.answer.lm is other
-    assert best.write.lm.model == f"leret/{trainings[0]['directory']}"
-    assert asked
-    assert not any("context:" in row.prompt[-1]["content"] for row in trainings[0]["examples"])  # the writer's alone
-
-
-def test_a_predictor_without_search_and_metric_is_skipped_with_a_note(trainings, heard):
-    leret_of(metric=None).compile(student_of(Answering), trainset=TRAIN)
-    assert any("answer is not sampled" in line for line in heard())
-
-
-def test_a_teacher_gives_prompts(trainings):
-    policy = Words("words")
-    teacher = student_of()
-    teacher.write.demos = [dspy.Example(question="a demo", context=[], query="beta")]
-    teacher.write.signature = teacher.write.signature.with_instructions("of the teacher")
-    with dspy.context(adapter=leret.CompactAdapter(instructions=True)):
-        leret_of().compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, teacher=[teacher])
-    sent = [json.dumps(request.messages) for request in policy.requests]
-    assert any("a demo" in text and "of the teacher" in text for text in sent)
-    rows = [json.dumps(row.prompt) for row in trainings[0]["examples"]]
-    assert not any("a demo" in text or "of the teacher" in text for text in rows)  # distilled into the student's prompt
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_prompts_are_bootstrapped_once_and_distilled(frozen, tmp_path, trainings):
-    first, second = Words("words"), Words("words")
-    for policy in (first, second):
-        others = {"answer": EngineLM("other", lambda request: text_response(request, "fixed"))} if frozen else {}
-        student = student_of(Answering if frozen else Writer, fake_lm(policy=policy), **others)
-        leret_of(tmp_path, prompts=3).compile(student, trainset=TRAIN)
-    demos = [request for request in first.requests if len(request.messages) > 1 and request.temperature]
-    assert demos
-    assert not second.requests
-    assert {len(row.prompt) for row in trainings[0]["examples"]} == {1}
-
-
-def test_keys_of_a_training_are_shared_or_of_one_algorithm(trainings):
-    keys = {"max_length": 128, "ipo": {"beta": 0.2}}
-    leret_of(train_kwargs=keys, seed=7).compile(student_of(), trainset=TRAIN)
-    assert [(t["max_length"], t.get("beta"), t["seed"]) for t in trainings] == [(128, None, 7), (128, 0.2, 7)]
-
-
-TITLED = [example(i, gold=[], gold_titles={WORDS[i % 6].title()}) for i in range(8)]
-
-
-@pytest.mark.parametrize(
-    ("reward", "trainset"),
-    [("recall@2", TRAIN), (lambda example, outcome: len({*outcome.doc_ids} & {*example.gold}), TRAIN), ("ap", TITLED)],
-)
-def test_a_reward_is_a_name_or_a_function_of_example_and_outcome(reward, trainset, trainings):
-    leret_of(reward=reward, metric=None).compile(student_of(), trainset=trainset)
-    assert trainings[0]["examples"]
-
-
-def test_equal_examples_are_one(trainings, heard):
-    leret_of().compile(student_of(), trainset=[*TRAIN, TRAIN[0]])
-    assert any("1 duplicate examples" in line for line in heard())
-
-
 def test_compile_works_in_a_notebook(trainings):
     async def cell():
         return leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
@@ -202,31 +110,7 @@ def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(training
 
 def test_leret_is_a_direct_subclass_of_teleprompter():
     assert leret.LeReT in dspy.teleprompt.Teleprompter.__subclasses__()
-    assert leret.LeReT in teleprompter.stock.FinetuneTeleprompter.__subclasses__()
-
-
-def test_after_a_crash_compile_goes_on(tmp_path, trainings):
-    def away(request):
-        return PolicyError("away") if len(broken.requests) > 24 else False
-
-    broken, whole, again = Words("words"), Words("words"), Words("words")
-    broken.fail = away
-    with pytest.raises(LeretError):
-        leret_of(tmp_path).compile(student_of(lm=fake_lm(policy=broken)), trainset=TRAIN)
-    leret_of(tmp_path).compile(student_of(lm=fake_lm(policy=again)), trainset=TRAIN)
-    leret_of(tmp_path / "whole").compile(student_of(lm=fake_lm(policy=whole)), trainset=TRAIN)
-    assert len(again.requests) < len(whole.requests)
-    assert trainings[0]["examples"] == trainings[2]["examples"]
-
-
-@pytest.mark.parametrize("bound", [80, 90])
-def test_max_lm_calls_is_a_hard_bound(bound, trainings, heard):
-    policy = Words("words")
-    best = leret_of(max_lm_calls=bound).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, valset=VAL)
-    calls = sum(entry.get("lm_calls", 0) for entry in best.trial_logs)
-    assert sum(len(request.seeds) for request in policy.requests) <= calls <= bound
-    assert any(f"max_lm_calls={bound} is reached" in line for line in heard())
-    assert len(best.candidate_programs) == 3  # what was kept for the valset was enough
+    assert leret.LeReT in teleprompter.FinetuneTeleprompter.__subclasses__()
 
 
 def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
@@ -243,59 +127,6 @@ def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     n_trained = len(trainings)
     leret_of(tmp_path).compile(student_of(), trainset=TRAIN)  # the first student again
     assert Path(trainings[n_trained]["directory"]).parent.parent == tmp_path
-
-
-class Unnamed(Writer):
-    def __init__(self):
-        super().__init__()
-        self.rows = search_tool(lambda query: [object()], name="rows")
-
-    def forward(self, question):
-        self.rows(self.write(question=question, context=[]).query)
-        return dspy.Prediction(found=[])
-
-
-class Broken(Writer):
-    def forward(self, question):
-        raise KeyError("before any completion")
-
-
-def compiled():
-    student = student_of()
-    student._compiled = True
-    return student
-
-
-REFUSED = {
-    "no predictor": (dspy.Module, {}, "Module has no predictor"),
-    "no LM": (lambda: student_of(write=None), {}, r"these have none: \['write'\]"),
-    "compiled": (compiled, {}, "should not be compiled"),
-    "final without metric": (Writer, {"credit": "final", "metric": None}, "needs a metric"),
-    "nothing to score by": (Writer, {"reward": None, "metric": None}, "reward"),
-    "no such credit": (Writer, {"credit": "last"}, "credit='last'"),
-    "a picker": (Writer, {"algorithms": ["pick"]}, "trains pickers"),
-    "ids without name": (Unnamed, {}, "ids="),
-    "crash before any": (Broken, {}, "before any completion"),
-    "no completion parses": (lambda: student_of(lm=fake_lm(policy=Words("words", text=" "))), {}, "pars"),
-    "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
-    "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no local weights"),
-    "temperature 0": (lambda: student_of(lm=fake_lm(temperature=0.0)), {}, "temperature 0"),
-    "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no training examples"),
-    "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
-    "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),
-    "valset beyond the bound": (Writer, {"valset": VAL, "max_lm_calls": 5}, "max_lm_calls=5 is reached"),
-    "no example": (Writer, {"trainset": []}, "trainset is empty"),
-    "other labels": (Writer, {"trainset": [*TRAIN, example(0, gold=["x"])]}, "differ only in their labels"),
-}
-
-
-@pytest.mark.parametrize(("make", "change", "says"), REFUSED.values(), ids=REFUSED)
-def test_programs_that_cannot_be_optimized_are_refused(make, change, says, trainings):
-    change = dict(change)
-    data = {"trainset": change.pop("trainset", TRAIN), "valset": change.pop("valset", None)}
-    with pytest.raises((LeretError, ValueError), match=says):
-        leret_of(**change).compile(student_of(make) if isinstance(make, type) else make(), **data)
-    assert not trainings
 
 
 def test_the_demo_policy_is_sampled_trained_and_scored(tmp_path):

@@ -355,6 +355,22 @@ def test_a_program_file_outside_of_the_directory_is_not_run(saved, file):
         leret.load(saved)
 
 
+@pytest.mark.parametrize("place", ["retriever", "policy"])
+def test_a_kind_in_a_file_is_not_run(saved, place):
+    (saved / "evil.py").write_text("raise SystemExit(3)")
+    kind = {"kind": f"{saved}/evil.py:KIND", "model": "x"}
+
+    def change(value):
+        if place == "retriever":
+            value["retriever"] = kind
+        else:
+            value["lms"][0]["policy"] = kind
+
+    edited(saved, change)
+    with pytest.raises(ProgramError, match="runs only if a recipe names it"):
+        leret.load(saved)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -5,8 +5,8 @@ import pytest
 
 from leret.core.dspy_internals import EngineLM, messages_of, run_program, text_response
 from leret.core.errors import LeretError
-from leret.core.progress import Progress
-from leret.optimize.teleprompter import CompileJob
+from leret.optimize.job import open_job
+from leret.optimize.sampler import sample_student
 from leret.policies.base import Completion
 from leret.sampling.store.store import Store
 from tests.optimize.fakes import TRAIN, Words, fake_lm, fake_training, leret_of
@@ -30,9 +30,8 @@ class End(BaseException):
 
 def sampled(program, run_dir, **settings):
     program.set_lm(fake_lm(policy=Typed("words"), max_tokens=64))
-    job = CompileJob(leret_of(run_dir, samples=2, **settings), program, TRAIN[:2], None, None)
-    job.progress = Progress()
-    job.sample()
+    job = open_job(leret_of(run_dir, samples=2, **settings), program, TRAIN[:2], None, None)
+    sample_student(job)
     with Store(job.run.store, read_only=True) as store:
         return list(store.groups())
 

@@ -1,16 +1,16 @@
 import pytest
 
 from leret.config.data import FileSettings
-from leret.config.retriever import BM25Settings, PubMedSettings, RemoteSettings
+from leret.config.retriever import BM25Settings, RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.datasets.load import load_corpus
-from leret.retrieval.clients import pubmed
+from leret.extras import pubmed
 from leret.retrieval.engines.bm25 import BM25
 from leret.sampling.stage import sample
 from tests.datasets.writing import json_lines
-from tests.retrieval.clients.ncbi import article, efetch, esearch
+from tests.extras.ncbi import article, efetch, esearch
 from tests.retrieval.serving import Reply, loopback, served
 from tests.sampling.fakes import WORDS, FakePolicy, content, policy_is, recipe_of, write_data
 
@@ -83,7 +83,7 @@ def test_a_pubmed_run_replays_from_the_cache(place, monkeypatch):
     json_lines(place / "questions.jsonl", rows)
     monkeypatch.setattr(pubmed, "shared_rate", lambda *_: None)
     with loopback(site) as server:
-        settings = PubMedSettings(k=2, url=server.url, retry_for_s=5)
+        settings = pubmed.PubMedSettings(k=2, url=server.url, retry_for_s=5)
         online = sampled(settings, place / "online", corpus=None)
     assert online.failures == {}
     assert online.samples > len(WORDS)

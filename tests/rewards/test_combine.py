@@ -1,86 +1,45 @@
-import numpy as np
 import pytest
 
-from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
+from leret.config.sampling import RewardSettings
+from leret.core.errors import ConfigError
+from leret.rewards import scoring
+from leret.rewards.combine import find_mixer, weighted_sum
 
-RNG = np.random.default_rng(0)
-MATRICES = [RNG.normal(size=(int(RNG.integers(2, 17)), int(RNG.integers(1, 6)))) for _ in range(50)]
-NAN = np.nan
-
-
-def mixed(name, rows, scale=None):
-    matrix = np.array(rows, dtype=float)
-    return mix(name, matrix, np.ones(matrix.shape[1]) if scale is None else np.array(scale))
+OWN = """
+from leret.rewards.combine import GroupMixer
 
 
-def std(matrix):
-    deviations = np.sqrt(((matrix - matrix.mean(0)) ** 2).sum(0) / len(matrix))
-    return (matrix * deviations).sum(1) / deviations.sum()
+@GroupMixer
+def ranks(group, weights):
+    [name] = weights
+    values = sorted(sample[name] for sample in group)
+    return [weights[name] * values.index(sample[name]) for sample in group]
 
 
-def pca(matrix):
-    centred = matrix - matrix.mean(0)
-    axis = np.linalg.svd(centred)[2][0]
-    return matrix @ (axis * np.sign(np.cov(centred @ axis, centred.mean(1))[0, 1]))
+def least(group, weights):
+    return [min(sample.values()) for sample in group]
+"""
 
 
-def l2(matrix):
-    return np.sqrt((matrix.clip(min=0) ** 2).sum(1)) - np.sqrt((matrix.clip(max=0) ** 2).sum(1))
+def test_the_weighted_sum_skips_missing_parts():
+    group = [{"ap": 1.0}, {"ap": 2.0, "rr": 4.0}, {}]
+    assert weighted_sum(group, {"ap": 1.0, "rr": 0.5}) == [1.0, 4.0, None]
 
 
-def normalize_then_sum(matrix):
-    return ((matrix - matrix.mean(0)) / matrix.std(0)).sum(1)
+def test_a_mixer_is_named_by_path_and_a_group_mixer_needs_the_group(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+
+    def mixed(name):
+        parts = {"ap": {"weight": 2.0}}
+        return scoring(RewardSettings.model_validate({"parts": parts, "mixer": f"{tmp_path}/own.py:{name}"}))
+
+    group = [{"ap": 0.7}, {"ap": 0.1}]
+    assert (mixed("ranks").mix(group), mixed("ranks").needs_group) == ([2.0, 0.0], True)
+    assert mixed("ranks").alone({"ap": 0.25}) == 0.5
+    assert (mixed("least").mix(group), mixed("least").needs_group) == ([0.7, 0.1], False)
+    assert mixed("least").alone({"ap": 0.25}) == 0.25
 
 
-WRITTEN_OUT = {one.__name__: one for one in (std, pca, l2, normalize_then_sum)}
-WRITTEN_OUT["weights"] = lambda matrix: matrix.sum(1)
-WRITTEN_OUT["uniform"] = lambda matrix: matrix.sum(1) / matrix.shape[1]
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_mixer_equals_numpy_with_and_without_weights(name):
-    for matrix in MATRICES:
-        np.testing.assert_allclose(mixed(name, matrix), WRITTEN_OUT[name](matrix), rtol=1e-9, atol=1e-9)
-        scale = RNG.uniform(0.1, 3, size=matrix.shape[1])
-        if name == "normalize_then_sum":
-            expected = (((matrix - matrix.mean(0)) / matrix.std(0)) * scale).sum(1)
-        else:
-            expected = WRITTEN_OUT[name](matrix * scale)
-        np.testing.assert_allclose(mixed(name, matrix, scale), expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("weights", 3), ("uniform", 1.5), ("std", 1.5), ("pca", 4.5**0.5), ("l2", 5**0.5), ("normalize_then_sum", 0)],
-)
-def test_samples_without_spread_have_equal_rewards(name, expected):
-    np.testing.assert_allclose(mixed(name, [[1, 2]] * 3), [expected] * 3)
-    np.testing.assert_allclose(mixed(name, [[1, 2]]), [expected])  # nor has one sample alone
-
-
-@pytest.mark.parametrize("name", sorted(GROUP_MIXERS))
-def test_part_without_spread_does_not_change_the_order(name):
-    one = mixed(name, [[0, 1], [1, 1], [3, 1]])
-    assert (np.argsort(one).tolist(), np.isfinite(one).all()) == ([0, 1, 2], True)
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", MIXERS)
-def test_sample_or_part_without_values_is_left_out(name):
-    np.testing.assert_allclose(mixed(name, [[1, NAN, 2], [4, NAN, 1]]), mixed(name, [[1, 2], [4, 1]]))
-    rewards = mixed(name, [[1, 2], [NAN, NAN], [2, 4]])
-    assert np.isnan(rewards).tolist() == [False, True, False]
-    assert np.isnan(mixed(name, [[NAN, NAN]])).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "second"),
-    [("weights", 1, 6), ("uniform", 1, 3), ("l2", 1, 20**0.5)],
-)
-def test_missing_part_is_skipped(name, first, second):
-    np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4]]), [first, second])
-
-
-@pytest.mark.parametrize("name", sorted(GROUP_MIXERS))
-def test_missing_part_is_the_mean_of_the_group(name):
-    np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4], [5, 2]]), mixed(name, [[1, 3], [2, 4], [5, 2]]))
+def test_an_unknown_mixer_is_refused():
+    with pytest.raises(ConfigError, match=r"mixer: unknown mixer 'mean'; available: weights, uniform, std"):
+        find_mixer("mean")

@@ -4,10 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from leret.config.sampling import RewardSettings
+from leret.core.classes import source_digest
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import faults, scoring
-from leret.rewards.functions import source_digest
 
 
 def outcome(n_found=0, n_gold=20, **values):
@@ -56,20 +56,13 @@ def test_parts_stay_apart_and_missing_ones_are_left_out():
     assert scoring(spec({"recall": 2, "steps": 0.5}))(outcome(10, n_steps=3)) == 0
 
 
-def test_a_factor_multiplies_the_mixed_reward_of_the_other_parts():
-    found = scoring(spec({"recall": 2, "steps": 1, "length": {"factor": True}, "format": {"factor": True}}))
-    values = {"recall": 0.5, "steps": -2.0, "length": 0.25, "format": 1.0}
-    assert found.mix([values, {"recall": 0.5}, {"length": 0.5}]) == [-0.25, 1.0, None]  # (2 * .5 - 2) * .25
-    assert found.alone(values) == -0.25
-    group = [{"recall": 0.0, "length": 1.0}, {"recall": 1.0, "length": 0.5}]
-    whole = scoring(spec({"recall": 1, "length": {"factor": True}}, mixer="normalize_then_sum"))
-    assert whole.mix(group) == pytest.approx([-1.0, 0.5])
-
-
 def test_a_gain_of_an_earlier_version_is_refused_and_none_is_read():
     assert spec({"recall": {"weight": 2, "gain": None}}) == spec({"recall": 2})
     with pytest.raises(ValidationError, match="gain is no longer supported; remove it"):
         spec({"recall": {"gain": "raw-question"}})
+    assert spec({"recall": {"weight": 2, "factor": False}}) == spec({"recall": 2})
+    with pytest.raises(ValidationError, match="factor is now `weight: 0` with `mixer: factors`"):
+        spec({"recall": 1, "length": {"factor": True}})
 
 
 @pytest.mark.parametrize("mixer", ["std", "pca", "normalize_then_sum"])
@@ -91,10 +84,7 @@ def test_parts_have_short_forms_and_settings():
         (spec({"ap": {"s": 1}}), ["ap: got an unexpected keyword argument 's'; available settings: k"]),
         (spec({"ap": 1, "similarity": 1}), ["missing a required argument: 'model'"]),
         (spec({"ap": 1}, mixer="mean"), ["mixer: unknown mixer 'mean'; available: weights, uniform"]),
-        (spec({"ap": 1, "format": 2}, mixer="uniform"), ["mixer: uniform"]),
         (spec({"x": 1, "y": 1}), ["parts.x", "parts.y"]),
-        (spec({"ap": 1, "f1": {"factor": True, "weight": 2}}), ["parts.f1: a factor has no weight"]),
-        (spec({"f1": {"factor": True}}), ["parts: all parts are factors"]),
     ],
 )
 def test_all_faults_of_a_reward_are_listed(value, says):

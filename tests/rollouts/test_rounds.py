@@ -17,7 +17,7 @@ from leret.rollouts.environment import Environment, training_tasks
 from leret.rollouts.rounds import Round, RoundPolicy, RoundSampler, round_of
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store, stored_paths
-from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.rounds.grpo import GRPORecipe
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import changed
 
@@ -115,7 +115,7 @@ def state_with(*rewards):
 )
 def test_what_does_not_parse_has_a_price_and_an_outage_has_none(price, rewards, expected):
     made = SimpleNamespace(_unparsed_reward=price)
-    [(_, scored)] = RoundSampler._scored(made, [state_with(*rewards)])
+    [(_, scored)] = RoundSampler.scored(made, [state_with(*rewards)])
     assert [value for _, value in scored] == expected
 
 
@@ -124,13 +124,13 @@ def test_a_part_that_does_not_apply_to_some_samples_is_still_told():
     _, samples = state_with(1.0, 0.0, None)
     given = [{"ap": 1.0, "em": 0.5}, {"ap": 0.0}, {}]
     samples = [replace(sample, components=own) for sample, own in zip(samples, given, strict=True)]
-    names, parts = RoundSampler._parts(made, samples)
+    names, parts = RoundSampler.parts_of(made, samples)
     assert (names, parts.nan_to_num(-1).tolist()) == (["ap", "em"], [[1.0, 0.5], [0.0, -1.0], [0.0, 0.0]])
-    facts = RoundSampler._facts(made, [], names, parts, tensor([0.0, 1.0, 3.0]))
+    facts = RoundSampler.metrics_of(made, [], names, parts, tensor([0.0, 1.0, 3.0]))
     assert facts["rewards/em/mean"] == 0.25
     shown = [facts[f"reward_percentiles/{share}"] for share in range(0, 101, 10)]
     assert shown == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.4, 1.8, 2.2, 2.6, 3.0])
-    assert not any("percentiles" in name for name in RoundSampler._facts(made, [], names, parts, tensor([])))
+    assert not any("percentiles" in name for name in RoundSampler.metrics_of(made, [], names, parts, tensor([])))
 
 
 class Recording:

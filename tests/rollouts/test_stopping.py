@@ -12,7 +12,7 @@ import torch
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import REWARDS, scoring
 from leret.rollouts.credit import Crediting
-from leret.training.online.advantages import group_relative
+from leret.training.rounds.advantages import group_relative
 
 TASK = Task.question("q", "?", gold=("a", "b"))
 END = {"stop": "a", "go stop": "ax", "go go": "axb"}

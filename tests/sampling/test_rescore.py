@@ -4,13 +4,12 @@ import os
 import shutil
 import signal
 
-import numpy as np
 import pytest
 
-from leret.config.sampling import RewardSettings
+from leret.config.sampling import MIXER_SHELF, RewardSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
+from leret.rewards.combine import find_mixer
 from leret.rewards.ranking import ap, recall
 from leret.sampling import rescore as rescoring
 from leret.sampling.rescore import rescore
@@ -57,7 +56,7 @@ def own(tmp_path, made):
         PARTS,
         PARTS | {"mixer": "pca", "unparsed_reward": -2},
         PARTS | {"mixer": "normalize_then_sum"},
-        {"parts": {"recall": 1, "rr": {"factor": True}}},
+        {"parts": {"recall": 1, "rr": 0}, "mixer": "factors"},
         "own.py:titles",
         {"parts": {"ap": 1, "own.py:ended": 0.25}, "mixer": "std"},
     ],
@@ -233,19 +232,18 @@ def test_a_part_named_like_what_samples_keep_is_refused(tmp_path, made, name):
         rescore(run, RewardSettings.model_validate({"parts": {name: {"function": "rr"}}}))
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [name for name in ("weights", *MIXER_SHELF) if name != "factors"])
 def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp_path, made, mixer):
     parts = WEIGHTS if mixer != "uniform" else list(WEIGHTS)
     run = mixed(tmp_path / "run", reward={"parts": parts, "mixer": mixer})
-    scale = np.array([1.0] * 3 if mixer == "uniform" else list(WEIGHTS.values()))
+    weights = dict.fromkeys(WEIGHTS, 1.0) if mixer == "uniform" else WEIGHTS
     for group in content(run):
         assert {tuple(sample.components) for sample in group.samples} == {(*WEIGHTS, "recall", "ap")}
-        matrix = np.array([[sample.components[name] for name in WEIGHTS] for sample in group.samples])
-        expected = mix(mixer, matrix, scale)
-        assert [sample.reward for sample in group.samples] == pytest.approx(expected.tolist(), abs=1e-12)
+        expected = find_mixer(mixer)([sample.components for sample in group.samples], weights)
+        assert [sample.reward for sample in group.samples] == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("mixer", sorted(GROUP_MIXERS))
+@pytest.mark.parametrize("mixer", ["normalize_then_sum", "pca", "std"])
 def test_a_run_that_met_outages_ends_with_the_rewards_of_one_that_did_not(tmp_path, made, mixer):
     recipe = {"reward": {"parts": WEIGHTS, "mixer": mixer}, "prompts": 3, "samples": 2, "max_error_rate": 1.0}
     bank = {"train_questions": 4, "dev_questions": 4, "candidates": 3, "max_demos": 1}
@@ -274,9 +272,10 @@ def test_final_parts_are_kept_apart_and_mixed_over_the_state(tmp_path, made):
     final = {"parts": ["recall", "rr", "steps"], "mixer": "pca"}
     run = mixed(tmp_path / "run", reward="recall@1", final=final, credit="both", final_weight=0.25)
     group = content(run)[0]
-    matrix = np.array([[s.components[f"final.{name}"] for name in final["parts"]] for s in group.samples])
-    finals, steps = mix("pca", matrix, np.ones(3)), [s.components["recall@1"] for s in group.samples]
-    assert [s.components["final"] for s in group.samples] == pytest.approx(finals.tolist())
+    parts = {f"final.{name}": 1.0 for name in final["parts"]}
+    finals = find_mixer("pca")([s.components for s in group.samples], parts)
+    steps = [s.components["recall@1"] for s in group.samples]
+    assert [s.components["final"] for s in group.samples] == pytest.approx(finals)
     expected = [0.25 * final + 0.75 * step for final, step in zip(finals, steps, strict=True)]
     assert [s.reward for s in group.samples] == pytest.approx(expected)
 

@@ -231,7 +231,9 @@ def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
 def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
     server.lie = blank(1.0)
     for prompts in (1, 3):
-        with pytest.raises(PolicyError, match=r"completions do not parse.*: ' ' is .*Adapter reads.*`leret trial"):
+        with pytest.raises(
+            PolicyError, match=r"completions do not parse.*: ' ' is .*Adapter reads.*`leret sample RECIPE --trial"
+        ):
             sample(served(server, samples=1, prompts=prompts), Run.create(run.path / str(prompts)))
     raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
     assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)
@@ -247,7 +249,7 @@ def test_a_bank_of_a_policy_that_parses_nothing_stops_after_its_first_questions(
 
 def test_a_long_run_of_which_most_completions_do_not_parse_stops(run, server):
     server.lie = blank(0.9)
-    with pytest.raises(PolicyError, match=r"completions do not parse.*`leret trial"):
+    with pytest.raises(PolicyError, match=r"completions do not parse.*`leret sample RECIPE --trial"):
         sample(served(server, samples=8, concurrency=2), run)
     assert server.answered < 120
 

@@ -138,6 +138,6 @@ def test_the_command_prints_a_row_per_format_and_the_flags(cache):
     recipe = recipe_of(policy={"model": "demo"}).model_dump(mode="json")
     (cache.parent / "r.yaml").write_text(json.dumps(recipe))
     with policy_is(Follower("query:")):
-        out = succeeds("trial", "r.yaml", "--questions", "12")
+        out = succeeds("sample", "r.yaml", "--trial", "--set", "data.limit=12")
     assert "json, prefilled" in out
     assert "--set program.adapter.prefill=true --set policy.max_tokens=32 --set policy.temperature=1.0" in out

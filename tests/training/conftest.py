@@ -5,9 +5,8 @@ import pytest
 
 from leret.core.runs import Run
 from leret.sampling.stage import sample
-from leret.training.online.update import RolloutBatch
+from leret.training.rounds.update import RolloutBatch
 from tests.datasets.writing import json_lines
-from tests.policies.tinker_server import BASE, KEY, TinkerStub
 from tests.sampling.fakes import ROOT, unsampled_run
 from tests.tiny import tiny_policy
 from tests.training import stories
@@ -20,24 +19,8 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture
-def stub(base, monkeypatch):
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
-    stub = TinkerStub(base)
-    with stub.serving():
-        yield stub
-
-
-@pytest.fixture
 def run(tmp_path, base):
     return sampled_run(tmp_path / "run", base)
-
-
-@pytest.fixture
-def tinker_run(run, base, stub):
-    server = {"url": stub.url, "api_key_env": "TINKER_API_KEY"}
-    policy = {"kind": "tinker", "model": BASE, **server, "tokenizer": str(base), "max_tokens": 6}
-    run.update(sampling={**run.section("sampling", ""), "policy": policy})
-    return run
 
 
 @pytest.fixture
@@ -80,7 +63,7 @@ def dialogue_run(tmp_path):
 def learnt(monkeypatch):
     pairs, of = [], RolloutBatch.of
     batch_of = lambda sequences, *more: pairs.extend(sequences) or of(sequences, *more)  # noqa: E731
-    monkeypatch.setattr("leret.training.online.writing.RolloutBatch.of", batch_of)
+    monkeypatch.setattr("leret.training.rounds.writing.RolloutBatch.of", batch_of)
     return pairs
 
 

@@ -58,8 +58,7 @@ def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenize
 @pytest.mark.parametrize(("form", "columns"), [("sft", set()), ("kto", {"label"})])
 def test_an_export_has_the_rows_that_a_trainer_of_trl_reads(run, tmp_path, form, columns):
     for out in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
-        to = out.suffix.removeprefix(".")
-        succeeds("store", "export", "--run", run.path, "--out", out, "--to", to, "--form", form)
+        succeeds("store", "export", "--run", run.path, "--out", out, "--form", form)
     rows = read_lines(tmp_path / "rows.jsonl")
     assert rows == pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pylist()
     assert len(rows) == {"sft": 24, "kto": 48}[form]

@@ -9,10 +9,10 @@ from transformers import TrainerControl, TrainerState
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.progress import Progress
 from leret.training import watch
-from leret.training.algorithms.sft import SFTRecipe
 from leret.training.driver import Driver
 from leret.training.job import Interrupt
 from leret.training.stage import estimate, train
+from leret.training.stored.sft import SFTRecipe
 from leret.training.watch import Monitor, monitored
 from tests.training.training_runs import changed, fail, record
 

@@ -15,11 +15,11 @@ import transformers
 
 from leret.core import yaml
 from leret.core.errors import RunError
-from leret.training.algorithms.kto import KTORecipe
-from leret.training.algorithms.preference import DPORecipe, IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
 from leret.training.job import CheckpointDirectory, Interrupt, TrainingRecord, training_process
 from leret.training.stage import estimate, train, train_job
+from leret.training.stored.kto import KTORecipe
+from leret.training.stored.preference import DPORecipe, IPORecipe
+from leret.training.stored.sft import SFTRecipe
 from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, kill_run, sampled_run, weights_of
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}

@@ -17,12 +17,12 @@ from leret.policies.local.chat_template import end_token
 from leret.policies.local.model import load_model, load_weights, stop_ids
 from leret.policies.serving.model import write_merged
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.base import completion_logps
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import RunSamples, TokenEncoder
 from leret.training.model import InitialPolicy, find_initial, load_for_training
 from leret.training.stage import train
+from leret.training.stored.preference import IPORecipe
+from leret.training.stored.sft import SFTRecipe
+from leret.training.stored.trainer import completion_logps
 from tests.first_steps import leret
 from tests.tiny import tiny_policy
 from tests.training.training_runs import changed, fail, sampled_run, trainer_of

@@ -17,13 +17,13 @@ from leret.rollouts.rounds import RoundSampler
 from leret.sampling.estimate import estimate
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.kto import KTORecipe
-from leret.training.algorithms.pick import PickRecipe
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
 from leret.training.model import find_initial
+from leret.training.picks.pick import PickRecipe
+from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
+from leret.training.stored.kto import KTORecipe
+from leret.training.stored.preference import IPORecipe
+from leret.training.stored.sft import SFTRecipe
 from tests.sampling.fakes import ROOT
 from tests.training import stories
 from tests.training.training_runs import job_in, world_recipe

@@ -9,13 +9,14 @@ import pytest
 from safetensors.torch import load_file
 
 from leret.core.errors import TrainingError
+from leret.extras.keep_rollouts import KeepRLOO
 from leret.policies.serving.launch import free_port
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.ppo import PPORecipe
-from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.processes import refuse_processes, share
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.rounds.ppo import PPORecipe
+from leret.training.rounds.rloo import RLOORecipe
 from leret.training.stage import train
-from tests.training.online import conftest
+from tests.training.rounds import conftest
 from tests.training.training_runs import ONLINE, changed
 
 run = conftest.run
@@ -26,7 +27,7 @@ RECIPES = {
     "grpo": GRPORecipe(**ONE_UPDATE),
     "grpo-rounds": GRPORecipe(**TWO_ROUNDS, beta=0.1),
     "rloo": RLOORecipe(**ONE_UPDATE),
-    "rloo-rounds": RLOORecipe(**TWO_ROUNDS, keep_rollouts="either"),
+    "rloo-rounds": KeepRLOO(**TWO_ROUNDS, keep_rollouts="either"),
     "ppo": PPORecipe(**ONE_UPDATE, num_iterations=1),
     "ppo-rounds": PPORecipe(**TWO_ROUNDS, num_iterations=1, target_kl=0.01),
     "stopped": GRPORecipe(**SMALL, max_steps=6, save_steps=50, eval_steps=2, eval_tasks=2, eval_split="train"),
@@ -113,7 +114,7 @@ def test_the_processes_share_the_completions(monkeypatch):
 
 
 def test_pickers_and_sharded_models_are_refused(run, monkeypatch):
-    from leret.training.algorithms.pqn import PQNRecipe
+    from leret.training.picks.pqn import PQNRecipe
 
     with pytest.raises(TrainingError, match="pqn trains a picker in one process; remove --launch"):
         refuse_processes(PQNRecipe())

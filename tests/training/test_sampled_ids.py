@@ -15,11 +15,11 @@ from leret.core.runs import Run
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from leret.sampling.stage import sample
-from leret.training.algorithms.preference import IPORecipe, preference_rows
-from leret.training.algorithms.sft import SFTRecipe, sft_rows
 from leret.training.data import has_sampled_tokenizer
 from leret.training.model import find_initial
 from leret.training.stage import train
+from leret.training.stored.preference import IPORecipe, preference_rows
+from leret.training.stored.sft import SFTRecipe, sft_rows
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer
 from tests.sampling.fakes import WORDS, content, recipe_of, write_data
@@ -120,7 +120,7 @@ def rows(monkeypatch):
             seen.extend((one.prompt, ids) for one in encoded for ids in one.completions)
             return make(encoded)
 
-        monkeypatch.setattr(f"leret.training.algorithms.{module}.{make.__name__}", record)
+        monkeypatch.setattr(f"leret.training.stored.{module}.{make.__name__}", record)
     return seen
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from leret.core.errors import TrainingError
 from leret.training import stage
-from leret.training.algorithms.base import TRLEngine
-from leret.training.algorithms.preference import DPORecipe, IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import estimate, train
+from leret.training.stored.preference import DPORecipe, IPORecipe
+from leret.training.stored.sft import SFTRecipe
+from leret.training.stored.trainer import TRLEngine
 from tests.training.training_runs import Stopper, changed, log, record, sampled_run, train_ids
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8}

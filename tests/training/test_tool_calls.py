@@ -26,12 +26,13 @@ from leret.policies.local.decoder import Decoder, Generated
 from leret.policies.tool_calls import read_calls
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.rloo import RLOORecipe
-from leret.training.algorithms.sft import SFTRecipe, sft_rows
 from leret.training.data import plain
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.rounds.rloo import RLOORecipe
+from leret.training.rounds.trl import GRPOWithTRL
 from leret.training.stage import train
+from leret.training.stored.preference import IPORecipe
+from leret.training.stored.sft import SFTRecipe, sft_rows
 from tests.training.training_runs import train_ids
 
 KEYS = {"learning_rate": 1e-3, "device": "cpu", "logging_steps": 1}
@@ -133,9 +134,7 @@ def test_an_agent_is_sampled_trained_and_evaluated(recipe, script, learnt, tmp_p
         assert {json.dumps(plain(prompt)) for prompt in exported} <= asked
 
     rows = []
-    monkeypatch.setattr(
-        "leret.training.algorithms.sft.sft_rows", lambda encoded: rows.extend(encoded) or sft_rows(encoded)
-    )
+    monkeypatch.setattr("leret.training.stored.sft.sft_rows", lambda encoded: rows.extend(encoded) or sft_rows(encoded))
     train(SFTRecipe(**KEYS, max_steps=1), run)
     assert rows
     assert {(tuple(one.prompt), tuple(one.completions[0])) for one in rows} <= sampled
@@ -158,4 +157,4 @@ def test_trl_is_refused_with_native_tool_calls(recipe, script, tmp_path):
     run = Run.create(tmp_path / "run")
     sample(recipe, run)
     with pytest.raises(TrainingError, match="remove engine: trl"):
-        train(GRPORecipe(**KEYS, num_generations=4, engine="trl", states="stored"), run)
+        train(GRPOWithTRL(**KEYS, num_generations=4), run)

@@ -13,9 +13,9 @@ from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.sampling.stage import sample
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import train, train_job
+from leret.training.stored.preference import IPORecipe
+from leret.training.stored.sft import SFTRecipe
 from leret.training.validation import open_validation
 from tests.evaluation.eval_fakes import asks
 from tests.sampling.fakes import ROOT

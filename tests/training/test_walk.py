@@ -4,10 +4,10 @@ from pathlib import Path
 
 import leret
 from leret.rollouts.environment import Environment
-from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.online.writing import WriterLearner
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
+from leret.training.stored.preference import IPORecipe
 
 PACKAGE = str(Path(leret.__file__).parent)
 COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}

@@ -21,9 +21,9 @@ from leret.datasets.splits import split_of
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.store.store import PathStep, SamplingParams, Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.base import TrainerInputs
 from leret.training.job import training_process
 from leret.training.stage import make_job, open_environment
+from leret.training.stored.trainer import TrainerInputs
 from leret.training.watch import PEAK, RATE
 from tests.tiny import WORDS
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from leret.config.data import DataSettings
 from leret.config.messages import nearest
 from leret.core.errors import DataError
-from leret.datasets.formats.babilong import BabilongReader
 from leret.datasets.formats.base import HUB
 from leret.datasets.formats.beir import BeirReader
-from leret.datasets.formats.dialogue import DIALOGUE
 from leret.datasets.formats.jsonl import CHUNKS, JSONL
-from leret.datasets.formats.medquad import MEDQUAD
 from leret.datasets.formats.official import EPISODES, HOTPOTQA, HOVER, MUSIQUE, TWO_WIKI
 from leret.datasets.records import Problems, Reader, records
 from leret.datasets.world.generate import WorldReader
@@ -26,14 +24,11 @@ READERS: dict[str, Reader] = {
     "jsonl": JSONL,
     "beir": BeirReader(),
     "chunks": CHUNKS,
-    "babilong": BabilongReader(),
     "hover": HOVER,
     "musique": MUSIQUE,
     "2wiki": TWO_WIKI,
     "hotpotqa": HOTPOTQA,
     "episodes": EPISODES,
-    "medquad": MEDQUAD,
-    "dialogue": DIALOGUE,
     "world": WorldReader(),
     "personas": WorldReader(generate_personas),
 }
@@ -43,13 +38,17 @@ READERS: dict[str, Reader] = {
 """
 
 
+DataSettings.table = READERS
+
+
 def reader_of(kind: str) -> Reader:
-    """Return the reader for a kind of data."""
-    if kind not in READERS:
+    """Return the reader for a kind of data; DataError for an unknown name."""
+    reader: Reader | None = DataSettings.find(kind)
+    if reader is None:
         raise DataError(
             f"unknown data.kind {kind!r}{nearest(kind, READERS)}; available: {', '.join(READERS)}"
         )
-    return READERS[kind]
+    return reader
 
 
 def detect_kind(path: str) -> str:
@@ -59,9 +58,11 @@ def detect_kind(path: str) -> str:
     """
     if path.startswith(HUB):
         return "jsonl"
+    readers = {kind: reader_of(kind) for kind in (*READERS, *DataSettings.shelf)}
     if Path(path).is_dir():
-        return "medquad" if next(Path(path).rglob("*.xml"), None) else "beir"
+        folders = [kind for kind, reader in readers.items() if reader.fits_folder(Path(path))]
+        return folders[0] if folders else "beir"
     first = next(iter(records(Path(path), Problems())), None)
     return next(
-        (kind for kind, reader in READERS.items() if first and reader.fits(first.value)), "jsonl"
+        (kind for kind, reader in readers.items() if first and reader.fits(first.value)), "jsonl"
     )

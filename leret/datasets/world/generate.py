@@ -88,6 +88,7 @@ class WorldReader(Reader):
 
     make: Callable[..., World] = generate
 
+    settings = GeneratedSettings
     brings_documents = True
 
     def tasks(self, data: GeneratedSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from leret.config.data import GENERATED
-from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.core.stages import flat
@@ -74,15 +73,15 @@ def compare_runs(
     measure = measure or main_measure(measures)
     measures.sort(key=lambda name: name != measure)
     scores = _scores_by_label(runs, summaries, groups, measures)
-    keys = {key: summaries[0][key] for key in ("resamples", "confidence", "seed")}
-    recipe = EvalRecipe(**keys)
+    keys = {key: summaries[0][key] for key in statistics.Resampling._fields}
+    resampling = statistics.Resampling(**keys)
     rows = []
     for a, b in dict.fromkeys(_pairs(groups, summaries)):
         if a in scores and b in scores:
-            row = {**_difference(a, b, scores, recipe), "measure": measure}
+            row = {**_difference(a, b, scores, resampling), "measure": measure}
             if len(groups) == 1 or any(row["ci"]):
                 rows.append(row)
-    systems = [_system(label, values, measures, recipe) for label, values in scores.items()]
+    systems = [_system(label, values, measures, resampling) for label, values in scores.items()]
     paths = {name: [str(runs[i].path) for i in members] for name, members in groups.items()}
     return {
         "measure": measure,
@@ -206,12 +205,13 @@ def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> di
     directory = run.eval / (summary.get("name") or "")
     scores: dict[str, _Scores] = {}
     for row in summary["rows"]:
+        if row.get("best_of"):  # of an earlier version, chosen by the gold documents
+            continue
         system = row["system"]
         hops = read_rows(directory / system / "per_question.parquet")
         names = dict.fromkeys(hop.question_id for hop in hops)
         tasks = [Task(name, {}) for name in names]
-        best = bool(row.get("best_of"))
-        table = score_table(hops, tasks, summary["n_hops"], measures, best=best)
+        table = score_table(hops, tasks, summary["n_hops"], measures)
         scores[system] = {}
         for task, values in zip(tasks, table.values[:, -1], strict=True):
             scores[system][corpus, task.id] = values
@@ -228,7 +228,7 @@ def _means(runs: Sequence[_Scores]) -> _Scores:
 
 
 def _difference(
-    a: str, b: str, scores: Mapping[str, Sequence[_Scores]], recipe: EvalRecipe
+    a: str, b: str, scores: Mapping[str, Sequence[_Scores]], resampling: statistics.Resampling
 ) -> dict[str, Any]:
     """Compute the difference of the first measure, without ``p_holm``."""
     a_means = _means(scores[a])
@@ -241,21 +241,19 @@ def _difference(
     x = np.array([a_means[question][0] for question in common])
     y = np.array([b_means[question][0] for question in common])
     values = {a: x[:, None, None], b: y[:, None, None]}
-    [row] = statistics.compare([(a, b)], values, [""], recipe)
+    [row] = statistics.compare([(a, b)], values, [""], resampling)
     del row["hop"]
-    return row | statistics.effect(x - y, recipe.confidence)
+    return row | statistics.effect(x - y, resampling.confidence)
 
 
 def _system(
-    label: str, runs: Sequence[_Scores], measures: Sequence[str], recipe: EvalRecipe
+    label: str, runs: Sequence[_Scores], measures: Sequence[str], resampling: statistics.Resampling
 ) -> dict[str, Any]:
     """Return the means over questions with intervals, and the means of each run."""
     values = np.array(list(_means(runs).values()))
     means = statistics.nan_mean(values)
     by_run = [statistics.nan_mean(np.array(list(scores.values()))) for scores in runs]
-    bounds = statistics.bootstrap_intervals(
-        values, recipe.resamples, recipe.confidence, recipe.seed
-    )
+    bounds = statistics.bootstrap_intervals(values, *resampling)
     n = int((~np.isnan(values[:, 0])).sum())
     row: dict[str, Any] = {"system": label, "runs": len(runs), "n": n}
     for i, measure in enumerate(measures):

@@ -231,7 +231,7 @@ def _margins(run: Run) -> dict[int, list[float]]:
             ).to_pydict()
         except (OSError, pa.ArrowException) as error:
             raise RunError(
-                f"{path} cannot be read ({error}); rebuild it: leret pairs --run {run.path}"
+                f"{path} cannot be read ({error}); rebuild it: leret rescore --run {run.path}"
             ) from error
         for step, chosen, rejected in zip(*table.values(), strict=True):
             margins[step].append(chosen - rejected)

@@ -1,4 +1,4 @@
-"""List of runs in a directory, for `leret runs`."""
+"""List of runs in a directory, for `leret compare`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def list_runs(directory: Path) -> list[dict[str, Any]]:
                 listed.append({"run": root, "state": "unreadable", "error": str(error)})
     if not listed:
         raise RunError(
-            f"{directory} has no runs; name the directory of your runs, as in `leret runs runs`"
+            f"{directory} has no runs; name the directory of your runs, as in `leret compare runs`"
         )
     return listed
 

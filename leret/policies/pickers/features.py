@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leret.config.policy import FeaturesSettings
+from leret.core.classes import load_function
 from leret.core.types import Choice
-from leret.rewards.functions import load_function
 
 Numbers = tuple[Sequence[str], NDArray[np.float32]]
 """Feature names, and feature values (n_candidates, n_features)."""

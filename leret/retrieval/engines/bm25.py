@@ -156,7 +156,6 @@ class BM25Index(IndexEngine):
     """Builds and opens BM25 indexes."""
 
     settings: BM25Settings
-    kind: ClassVar[str] = "bm25"
     packages = ("bm25s",)
 
     @classmethod

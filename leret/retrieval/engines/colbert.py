@@ -117,7 +117,6 @@ class ColbertIndex(IndexEngine):
     checkpoint: Path  # directory of the model
     content: str  # digest of the model
     first: BM25Index | DenseIndex | None  # finds the candidates; None: all documents are scored
-    kind: ClassVar[str] = "colbert"
     resumable: ClassVar[bool] = True
 
     @classmethod

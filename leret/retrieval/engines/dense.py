@@ -20,7 +20,7 @@ from leret.core.files import atomic_file
 from leret.core.progress import Progress
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
-from leret.retrieval.engines.vector_store import STORES, VectorStore
+from leret.retrieval.engines.vector_store import VectorStore, store_class
 from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
@@ -86,7 +86,6 @@ class DenseIndex(IndexEngine):
     settings: DenseSettings
     models: Mapping[str, Path]  # directories of ``model`` and, if set, ``query_model``
     contents: Mapping[str, str]  # digest of each model
-    kind: ClassVar[str] = "dense"
     resumable: ClassVar[bool] = True
 
     @classmethod
@@ -110,7 +109,7 @@ class DenseIndex(IndexEngine):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return ("sentence-transformers", STORES[self.settings.store].package)
+        return ("sentence-transformers", store_class(self.settings).package)
 
     def ranking_keys(self) -> dict[str, Any]:
         return {**self.contents, **self.settings.ranking_keys()}
@@ -120,7 +119,7 @@ class DenseIndex(IndexEngine):
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         folder = directory / "shards"
-        store = STORES[self.settings.store]
+        store = store_class(self.settings)
         if not (directory / store.name).exists():
             folder.mkdir(exist_ok=True)
             shards = self._encode(corpus, folder, progress)
@@ -132,7 +131,7 @@ class DenseIndex(IndexEngine):
             shutil.rmtree(folder)
 
     def open(self, directory: Path, documents: DocumentTable) -> Dense:
-        store = STORES[self.settings.store](directory, self.settings)
+        store = store_class(self.settings)(directory, self.settings)
         if len(store) != len(documents):
             raise RetrievalError(
                 f"{directory}: {len(store)} vectors for {len(documents)} documents; build it again"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from leret.config.retriever import TantivySettings
 from leret.core.errors import RetrievalError, import_optional
@@ -23,7 +23,7 @@ from leret.core.types import Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.engines.bm25 import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
-from leret.retrieval.index.manifest import IndexEngine, Manifest
+from leret.retrieval.index.manifest import IndexEngine
 
 _FOLDER = "tantivy"
 _HEAP = 256_000_000  # bytes that a build buffers in memory before it writes to disk
@@ -115,12 +115,7 @@ class TantivyIndex(IndexEngine):
     """Builds and opens tantivy indexes. A build needs about 256 MB of memory for any corpus."""
 
     settings: TantivySettings
-    kind: ClassVar[str] = "tantivy"
     packages = ("tantivy",)
-
-    @classmethod
-    def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        return cls(TantivySettings(**manifest.settings))
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         tantivy = import_optional("tantivy", "tantivy", "tantivy")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from leret.config.retriever import RetrieverSettings
+from leret.core.classes import identity
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_directory, is_incomplete, write_atomically
 from leret.core.progress import Progress
@@ -27,9 +29,13 @@ _REWRITTEN = frozenset({"chroma"})
 class IndexEngine(Protocol):
     """Search engine with its settings. Builds and opens indexes."""
 
-    kind: ClassVar[str]
     settings: Any
     resumable: ClassVar[bool] = False  # True: `write` continues an interrupted build
+
+    @property
+    def kind(self) -> str:
+        """The retriever kind, by short name or path."""
+        return str(self.settings.kind)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -50,7 +56,7 @@ class IndexEngine(Protocol):
 
     def digest(self, corpus: str) -> str:
         """Return the digest of the retriever; ``corpus`` is the digest of the corpus."""
-        return digest_of(self.kind, self.ranking_keys(), corpus)
+        return digest_of(identity(self.kind), self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Write the engine's files to a directory."""
@@ -64,6 +70,9 @@ class IndexEngine(Protocol):
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         """Return an engine with the settings in the manifest."""
+        engine: Any = cls
+        values = {"kind": manifest.engine, **manifest.settings}
+        return cast(Self, engine(RetrieverSettings.model_validate(values)))
 
 
 class Manifest(BaseModel):
@@ -141,6 +150,8 @@ class Manifest(BaseModel):
             wanted = planned.settings.get(name)
             if value != wanted:
                 differing.append(f"{name}: {value!r} in the index, {wanted!r} in the recipe")
+        if not differing:
+            differing = [f"the code of {planned.engine} has changed"]
         if self.engine != planned.engine:
             differing = [f"kind: {self.engine} in the index, {planned.engine} in the recipe"]
         raise RetrievalError(

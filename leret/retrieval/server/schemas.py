@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, StrictInt, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    StrictInt,
+    ValidationError,
+)
 
+from leret.config.base import Settings
 from leret.core.errors import LeretError
 from leret.core.types import Passage, Ranking
 from leret.retrieval.base import to_valid_utf8
@@ -19,20 +29,25 @@ class BadRequestError(Exception):
     """The request is malformed or exceeds a limit."""
 
 
-@dataclass(frozen=True)
-class ServerSettings:
+class ServerLimits(Settings):
+    """Limits of a server, which ``leret serve retriever --set KEY=VALUE`` changes."""
+
+    max_waiting: PositiveInt = 1024  # maximum number of queries in the queue, and in a request
+    max_batch: PositiveInt = 64  # maximum number of queries per call to the engine
+    max_k: PositiveInt = 1000  # maximum number of documents per query
+    # maximum of queries x k; leret's client requests no more by default
+    max_documents: PositiveInt = 64_000
+    max_body: PositiveInt = 4 << 20  # maximum bytes of a request body
+    read_s: PositiveFloat = 60.0  # seconds until reading a request body times out
+    drain_s: NonNegativeFloat = 10.0  # seconds to answer pending requests when the server stops
+
+
+class ServerSettings(ServerLimits):
     """Access rules and limits of a server."""
 
     # None: no token, but requests must address localhost, `host` or an IP address
-    token: str | None = None
+    token: str | None = Field(None, repr=False)
     host: str = "localhost"  # host name of the server, in addition to localhost
-    max_waiting: int = 1024  # maximum number of queries in the queue, and in a request
-    max_batch: int = 64  # maximum number of queries per call to the engine
-    max_k: int = 1000  # maximum number of documents per query
-    # maximum of queries x k; leret's client requests no more by default
-    max_documents: int = 64_000
-    max_body: int = 4 << 20  # maximum bytes of a request body
-    read_s: float = 60.0  # seconds until reading a request body times out
 
 
 def _number(value: Any) -> Any:

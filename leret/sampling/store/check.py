@@ -80,7 +80,9 @@ def check_store(run: Run) -> StoreReport:
             report.add("a reward does not match its ranking", _wrong_rewards(run, database, report))
     left = shard_stores(run)
     if left:
-        report.notes.append(f"{len(left)} shard stores are not merged yet; run `leret store merge`")
+        report.notes.append(
+            f"{len(left)} shard stores are not merged yet; run `leret sample` again"
+        )
     return report
 
 

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import atomic_file
 from leret.core.runs import Run
 from leret.sampling.store.store import IN_ORDER, connect, errors_of
-
-Format = Literal["jsonl", "parquet"]
 
 COLUMNS = {
     "id": "string", "question_id": "string", "step": "int64", "prompt": "string", "n": "int64",
@@ -39,13 +37,12 @@ _SQL = (
 )
 
 
-def export_store(
-    run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False
-) -> int:
+def export_store(run: Run, out: Path | IO[str], *, messages: bool = False) -> int:
     """Write a run's samples by policy, question, step, prompt and index; return their number.
 
-    ``out`` is a file, written atomically, or an open text stream (``jsonl`` only). ``messages``
-    adds the messages of the zero-shot prompt. ``force`` replaces an existing file.
+    ``out`` is a new file, written atomically (Parquet if its name ends in ``.parquet``, otherwise
+    JSON lines), or an open text stream for JSON lines. ``messages`` adds the messages of the
+    zero-shot prompt.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     with closing(connect(run.store, read_only=True)) as database:
@@ -53,35 +50,26 @@ def export_store(
         if messages:
             columns["messages"] = message_column(run.store)
         rows = _rows(database, run.store, columns)
-        return export_rows(rows, columns, to, out, force=force)
+        return export_rows(rows, columns, out)
 
 
 def export_rows(
-    rows: Iterator[dict[str, Any]],
-    columns: Mapping[str, str],
-    to: Format,
-    out: Path | IO[str],
-    *,
-    force: bool = False,
+    rows: Iterator[dict[str, Any]], columns: Mapping[str, str], out: Path | IO[str]
 ) -> int:
     """Write rows and return their number.
 
     ``columns`` maps names to types like `COLUMNS`. See `export_store`.
     """
     if not isinstance(out, Path):
-        if to == "parquet":
-            raise ConfigError("--out -: Parquet cannot be written to standard output; name a file")
         return _write_lines(rows, out)
-    if out.exists() and not force:
-        raise ConfigError(
-            f"--out {out} already exists; name another file, or add --force to replace it"
-        )
-    if out.is_dir() or not out.parent.is_dir():
+    if out.exists():
+        raise ConfigError(f"--out {out} already exists; name another file, or delete it")
+    if not out.parent.is_dir():
         raise ConfigError(
             f"--out {out} is not a file in an existing directory; choose another path"
         )
     try:
-        if to == "parquet":
+        if out.suffix == ".parquet":
             with atomic_file(out, "wb") as file:
                 return write_parquet(rows, file, columns)
         with atomic_file(out, "w") as file:

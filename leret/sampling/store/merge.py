@@ -1,4 +1,4 @@
-"""`leret store merge`: merge the samples of shards into a run's store."""
+"""`leret sample --merge`: merge the samples of shards into a run's store."""
 
 from __future__ import annotations
 

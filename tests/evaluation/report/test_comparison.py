@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.evaluation.report.comparison import compare_runs, latex, markdown, tables
-from leret.evaluation.statistics import compare, with_holm
+from leret.evaluation.statistics import Resampling, compare, with_holm
 from tests.evaluation.report.runs_fakes import evaluated, sampled
 
 RNG = np.random.default_rng(3)
@@ -45,6 +44,14 @@ def test_seeds_are_averaged_by_question_and_agree_with_scipy(tmp_path):
     assert stats.norm.sf(stats.norm.isf(0.025) - row["detectable"] / error) == pytest.approx(0.8, abs=1e-4)
     ipo = result["systems"][1]
     assert (ipo["runs"], ipo["recall_by_run"]) == (3, pytest.approx(np.mean(IPO, axis=1), abs=1e-6))
+
+
+def test_the_best_run_of_an_earlier_version_is_left_out(tmp_path):
+    run = evaluated(tmp_path / "run", {"base": BASE[0], "ipo": IPO[0]})
+    summary = json.loads((run.eval / "summary.json").read_text())
+    summary["rows"][1]["best_of"] = 4
+    (run.eval / "summary.json").write_text(json.dumps(summary))
+    assert [row["system"] for row in compare_runs([run])["systems"]] == ["base"]
 
 
 def test_other_recipes_are_compared_with_the_first_by_system(tmp_path):
@@ -117,7 +124,7 @@ def test_null_differences_are_significant_in_one_of_twenty():
     rng, n = np.random.default_rng(2), 2000
     values = rng.random((100, 1, 1)) + rng.random((3, 100, n, 5)).mean(axis=0)  # questions, tables, systems
     cubes = {str(i): values[:, :, [i]] for i in range(5)}
-    rows = compare([(str(i), "0") for i in range(1, 5)], cubes, [""], EvalRecipe(resamples=1000))
+    rows = compare([(str(i), "0") for i in range(1, 5)], cubes, [""], Resampling(1000))
     tables = [with_holm(rows[table::n]) for table in range(n)]
     assert 0.04 <= np.mean([row["p"] < 0.05 for row in rows]) <= 0.06
     assert np.mean([any(row["p_holm"] < 0.05 for row in table) for table in tables]) <= 0.05

@@ -102,7 +102,7 @@ def test_rewards_by_step_spread_failures_and_margins(tmp_path):
     of_round = SampledRound("demo", "all", n_states=2, n_samples=4, mean_reward=0.625, spread=0.5)
     assert training_data(run).rounds == (of_round, SampledRound("ipo", "1/2", 0, 0, 0.0, 0.0))
     path.write_bytes(b"no")
-    with pytest.raises(RunError, match="leret pairs --run"):
+    with pytest.raises(RunError, match="leret rescore --run"):
         training_data(run)
 
 

@@ -13,10 +13,10 @@ from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import make_policy, policy_state
 from leret.policies.local.chat_template import PromptEncoder, apply_template, dated, end_token
 from leret.policies.local.policy import LocalPolicy
-from leret.training.algorithms.preference import IPORecipe
-from leret.training.algorithms.sft import SFTRecipe, sft_rows
 from leret.training.data import TokenEncoder
 from leret.training.stage import train
+from leret.training.stored.preference import IPORecipe
+from leret.training.stored.sft import SFTRecipe, sft_rows
 from tests.tiny import TEMPLATE, tiny_policy
 from tests.training.training_runs import sampled_run
 
@@ -65,8 +65,7 @@ def test_sampled_and_trained_tokens_are_equal(model_of, template):
         sampled = list(sampler.encode(messages).token_ids)
         assert encoder.prompt_ids(messages) == sampled
     for text in WRITTEN:
-        whole = encoder._ids([encoder.render(MESSAGES) + text])[0]
-        ids = encoder._completion(encoder.prompt_ids(MESSAGES), whole, text)
+        ids = encoder._completion(MESSAGES, encoder.prompt_ids(MESSAGES), text)
         assert (ids[-1], ids.count(end), tokenizer.decode([end])) == (end, 1, ENDS[template])
 
 
@@ -157,6 +156,6 @@ def test_a_template_prints_one_date_in_all_stages_of_a_run(tmp_path, monkeypatch
     assert run.manifest.date == datetime.now().date().isoformat()
     run.update(date="2026-11-30")
     prompts = []
-    monkeypatch.setattr("leret.training.algorithms.sft.sft_rows", lambda rows: prompts.extend(rows) or sft_rows(rows))
+    monkeypatch.setattr("leret.training.stored.sft.sft_rows", lambda rows: prompts.extend(rows) or sft_rows(rows))
     train(SFTRecipe(per_device_train_batch_size=8, max_steps=1), run)
     assert {tuple(row.prompt[:2]) for row in prompts} == {november[:2]}

@@ -8,7 +8,7 @@ from leret.policies.base import Completion
 from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.local.model import ARCHITECTURES
 from leret.policies.local.policy import LocalPolicy
-from leret.training.algorithms.base import completion_logps
+from leret.training.stored.trainer import completion_logps
 from tests.policies.conftest import ask
 
 

@@ -6,7 +6,7 @@ import pytest
 from leret.config.retriever import DenseSettings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
-from leret.retrieval.engines.vector_store import STORES
+from leret.retrieval.engines.vector_store import store_class
 
 pytest.importorskip("faiss", reason="faiss is not installed")
 
@@ -14,13 +14,16 @@ VECTORS = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
 VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 
 
-@pytest.fixture(params=["flat", "hnsw", "chroma"])
-def written(request, tmp_path):
-    if request.param == "chroma":
-        pytest.importorskip("chromadb", reason="chromadb is not installed")
-    store, settings = STORES[request.param], DenseSettings(model="m", store=request.param)
-    store.write(iter(np.split(VECTORS, [64, 128])), tmp_path, settings, Progress())
+def write(name, directory):
+    settings = DenseSettings(model="m", store=name)
+    store = store_class(settings)
+    store.write(iter(np.split(VECTORS, [64, 128])), directory, settings, Progress())
     return store, settings
+
+
+@pytest.fixture(params=["flat", "hnsw"])
+def written(request, tmp_path):
+    return write(request.param, tmp_path)
 
 
 def test_nearest_vectors_have_the_highest_inner_products(written, tmp_path):

@@ -1,4 +1,3 @@
-import io
 import json
 import tracemalloc
 from dataclasses import replace
@@ -17,7 +16,7 @@ from tests.sampling.store.conftest import ORIGIN, STATE, made
 
 
 def test_every_sample_is_a_row_in_the_order_of_the_store(sampled, tmp_path):
-    n = export_store(sampled, "jsonl", tmp_path / "samples.jsonl")
+    n = export_store(sampled, tmp_path / "samples.jsonl")
     rows = lines(tmp_path / "samples.jsonl")
     assert n == len(rows)
     names = ["id", "step", "prompt", "seed", "completion", "reward", "question_id", "n", "query", "doc_ids", "error"]
@@ -33,8 +32,8 @@ def test_every_sample_is_a_row_in_the_order_of_the_store(sampled, tmp_path):
 
 
 def test_parquet_and_json_lines_say_the_same_under_the_names_of_the_docs(sampled, tmp_path):
-    export_store(sampled, "jsonl", tmp_path / "a.jsonl", messages=True)
-    export_store(sampled, "parquet", tmp_path / "a.parquet", messages=True)
+    export_store(sampled, tmp_path / "a.jsonl", messages=True)
+    export_store(sampled, tmp_path / "a.parquet", messages=True)
     table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
     assert table.column_names == list(COLUMNS)
     assert all(f"`{name}`" in (ROOT / "docs/reference/run-directory.md").read_text() for name in COLUMNS)
@@ -42,37 +41,31 @@ def test_parquet_and_json_lines_say_the_same_under_the_names_of_the_docs(sampled
     assert lines(tmp_path / "a.jsonl")[0]["messages"][-1]["role"] == "user"
 
 
-def test_a_file_that_is_there_is_replaced_only_when_told(sampled, tmp_path):
+def test_an_existing_file_is_never_replaced(sampled, tmp_path):
     out = tmp_path / "samples.jsonl"
     out.write_text("mine")
-    with pytest.raises(ConfigError, match=r"already exists.*--force"):
-        export_store(sampled, "jsonl", out)
+    with pytest.raises(ConfigError, match="already exists; name another file"):
+        export_store(sampled, out)
     assert out.read_text() == "mine"
-    assert export_store(sampled, "jsonl", out, force=True) == len(lines(out))
-    assert [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
-    for no_file in (tmp_path, tmp_path / "nowhere/samples.jsonl"):
-        with pytest.raises(ConfigError, match="not a file in an existing directory"):
-            export_store(sampled, "jsonl", no_file, force=True)
+    with pytest.raises(ConfigError, match="already exists"):
+        export_store(sampled, tmp_path)
+    with pytest.raises(ConfigError, match="not a file in an existing directory"):
+        export_store(sampled, tmp_path / "nowhere/samples.jsonl")
 
 
-@pytest.mark.parametrize("to", ["jsonl", "parquet"])
-def test_an_export_that_breaks_off_leaves_what_was_there(sampled, tmp_path, monkeypatch, to):
-    out = tmp_path / "samples"
-    out.write_text("mine")
-
+@pytest.mark.parametrize("name", ["samples.jsonl", "samples.parquet"])
+def test_an_export_that_breaks_off_leaves_no_file(sampled, tmp_path, monkeypatch, name):
     def fails(*args):
         yield {name: None for name in COLUMNS if name != "messages"}
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("leret.sampling.store.export._rows", fails)
     with pytest.raises(RunError, match="No space left"):
-        export_store(sampled, to, out, force=True)
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"samples": "mine"}
+        export_store(sampled, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_standard_output_takes_lines_and_no_parquet(sampled):
-    with pytest.raises(ConfigError, match="Parquet cannot be written to standard output"):
-        export_store(sampled, "parquet", io.StringIO())
+def test_standard_output_takes_json_lines(sampled):
     result = CliRunner().invoke(app, ["store", "export", "--run", str(sampled.path), "--out", "-"])
     assert json.loads(result.stdout.splitlines()[0])["question_id"] == "q00"
 
@@ -83,7 +76,7 @@ def test_a_store_is_never_in_memory_whole(store, tmp_path):
         store.put_samples([made(i, state_id=i, completion="x" * 1000)], ORIGIN)
     store.flush()
     tracemalloc.start()
-    assert export_store(Run(tmp_path), "jsonl", tmp_path / "samples.jsonl", messages=True) == 4000
+    assert export_store(Run(tmp_path), tmp_path / "samples.jsonl", messages=True) == 4000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < (tmp_path / "samples.jsonl").stat().st_size / 4

@@ -1,0 +1,26 @@
+import pytest
+
+from tests.extras.tinker_server import BASE, KEY, TinkerStub
+from tests.training.conftest import base  # noqa: F401
+from tests.training.training_runs import sampled_run
+
+
+@pytest.fixture
+def stub(base, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    stub = TinkerStub(base)
+    with stub.serving():
+        yield stub
+
+
+@pytest.fixture
+def run(tmp_path, base):  # noqa: F811
+    return sampled_run(tmp_path / "run", base)
+
+
+@pytest.fixture
+def tinker_run(run, base, stub):  # noqa: F811
+    server = {"url": stub.url, "api_key_env": "TINKER_API_KEY"}
+    policy = {"kind": "tinker", "model": BASE, **server, "tokenizer": str(base), "max_tokens": 6}
+    run.update(sampling={**run.section("sampling", ""), "policy": policy})
+    return run

@@ -1,0 +1,157 @@
+import json
+import random
+from itertools import chain
+
+import pytest
+
+from leret.config.data import DataSettings
+from leret.core.types import Task, digest
+from leret.datasets.leaks import plain, utterances
+from leret.datasets.load import load_tasks
+from leret.extras.conversations import Turn, split_names, windows
+
+
+def turn(persona, history, reply, *keys):
+    task = Task("t", {"persona": persona, "history": history}, answers=(reply,))
+    return Turn(task, digest(persona), frozenset(map(plain, persona)), keys)
+
+
+def sides(number, n, personas):
+    """Return both views of a conversation: persona, partner's persona, and (utterance, reply) for each turn."""
+    said = [f"word {number} {place} of talk" for place in range(n)]
+    first, second = personas
+    yield second, first, [(said[i], said[i + 1]) for i in range(0, n - 1, 2)]
+    yield first, second, [("__SILENCE__", said[0])] + [(said[i], said[i + 1]) for i in range(1, n - 1, 2)]
+
+
+def conversations(n_conversations, n_utterances, n_personas):
+    rng = random.Random(0)
+    everybody = [[f"i like thing {i} .", f"i am {i} ."] for i in range(n_personas)]
+    for number in range(n_conversations):
+        personas = rng.sample(everybody, 2) if n_personas < 2 * n_conversations else everybody[2 * number :][:2]
+        yield list(sides(number, n_utterances, personas))
+
+
+def convai2(talks, who):
+    """Return the text of a file with the first views of all conversations, then the second views."""
+    lines = []
+    for persona, partner, turns in chain(*zip(*talks, strict=True)):
+        facts = [f"your persona: {line}" for line in persona if "your" in who]
+        facts += [f"partner's persona: {line}" for line in partner if "partner" in who]
+        said = [f"{utterance}\t{reply}\t\tno|yes" for utterance, reply in turns]
+        lines += [f"{number} {line}" for number, line in enumerate([*facts, *said], start=1)]
+    return "\n".join(lines)
+
+
+def json_lines(talks, named):
+    rows = []
+    for place, (persona, _, turns) in enumerate(chain(*zip(*talks, strict=True))):
+        history = []
+        for said, reply in turns:
+            history += [said] if said != "__SILENCE__" else []
+            row = {"persona": persona, "history": [*history], "reply": reply}
+            rows.append({**row, "dialogue": f"view {place}"} if named else row)
+            history.append(reply)
+    return "\n".join(map(json.dumps, rows))
+
+
+def lapdog(talks):
+    """Return LAPDOG's lines: the partner's last three utterances, with labels that alternate up to the last."""
+    rows = []
+    for persona, _, turns in chain(*zip(*talks, strict=True)):
+        said = []
+        for utterance, reply in turns:
+            said += [utterance] if utterance != "__SILENCE__" else []
+            first = len(said) - len(said[-3:])
+            labels = ["QR"[(first + place + len(said)) % 2] for place in range(3)]
+            context = " ".join(f"{label}: {text}" for label, text in zip(labels, said[-3:], strict=False))
+            rows.append({"question": f"persona: {' '.join(persona)} context:  {context}", "answers": [reply]})
+    return "\n".join(map(json.dumps, rows))
+
+
+FORMS = {
+    "both.txt": lambda talks: convai2(talks, ("your", "partner")),
+    "self.txt": lambda talks: convai2(talks, ("your",)),
+    "other.txt": lambda talks: convai2(talks, ("partner",)),
+    "none.txt": lambda talks: convai2(talks, ()),
+    "rows.jsonl": lambda talks: json_lines(talks, named=False),
+    "named.jsonl": lambda talks: json_lines(talks, named=True),
+    "lapdog.jsonl": lapdog,
+}
+
+
+@pytest.mark.parametrize("n_personas", [240, 40])  # with 40, nearly all personas have talked with each other
+@pytest.mark.parametrize("n_utterances", [3, 4, 9])
+@pytest.mark.parametrize("form", FORMS)
+def test_both_sides_of_a_conversation_are_in_one_split(tmp_path, form, n_utterances, n_personas):
+    path = tmp_path / form
+    path.write_text(FORMS[form](list(conversations(120, n_utterances, n_personas))))
+    data = DataSettings.model_validate({"kind": "dialogue", "questions": str(path), "split": "all"})
+    by_talk, splits = {}, set()
+    for task in load_tasks(data).items:
+        splits.add(task.split)
+        by_talk.setdefault(task.answers[0].split()[1], set()).add(task.split)
+    assert len(by_talk) == 120
+    assert all(len(splits) == 1 for splits in by_talk.values())
+    assert splits == {"train", "dev", "test"}
+
+
+def test_an_order_of_persona_sentences_does_not_part_dialogues():
+    names = split_names([turn(["b", "a"], ["x"], "y"), turn(["c"], ["x"], "z"), turn(["A .", "b"], ["v"], "w")])
+    assert names[0] == names[2] != names[1]
+
+
+def test_equal_turns_of_one_side_are_different_conversations():
+    said = ["hi", "hello", "how are you", "fine"]
+    first, second = split_names([turn(["a"], said[:3], said[3]), turn(["b"], said[:3], said[3])])
+    assert first != second
+
+
+def test_names_do_not_depend_on_the_order_of_the_views():
+    views = [view for pair in conversations(3, 6, 10) for view in pair]
+    dialogues = [
+        [turn(persona, [said], reply, number) for said, reply in turns]
+        for number, (persona, _, turns) in enumerate(views)
+    ]
+    backward = split_names(list(chain(*reversed(dialogues))))
+    names = dict(zip((id(one) for one in chain(*reversed(dialogues))), backward, strict=True))
+    assert split_names(list(chain(*dialogues))) == [names[id(one)] for one in chain(*dialogues)]
+
+
+def test_a_greeting_does_not_join_conversations():
+    dialogues = [turn([name], ["hi", "hello", name], f"{name} too") for name in ("tea", "milk", "beer", "wine")]
+    other_side = turn(["e"], ["hi", "hello"], "how are you")
+    assert len(set(split_names([*dialogues, other_side]))) == 5
+
+
+def test_personas_share_a_split_unless_most_of_them_would():
+    def talks(partners):
+        return [view for a, b in partners for view in sides(f"{a}{b}", 6, ([f"i am {a}"], [f"i am {b}"]))]
+
+    def names(partners):
+        turns = [
+            turn(persona, [said], reply, i)
+            for i, (persona, _, pairs) in enumerate(talks(partners))
+            for said, reply in pairs
+        ]
+        return len(set(split_names(turns)))
+
+    assert names(["ab", "ac", "de", "fg", "hi"]) == 4
+    assert names(["ab", "bc", "cd", "de"]) == 4  # one chain: each conversation for itself
+
+
+def test_no_turns_have_no_names():
+    assert split_names([]) == []
+
+
+def test_windows_tell_the_sides_apart():
+    assert list(windows(["a", "b", "c", "d"])) == [("a\nb\nc", False), ("b\nc\nd", True)]
+    assert list(windows(["six words are in this text", "and here are four more"])) == [
+        ("six words are in this text\nand here are four more", True)
+    ]
+
+
+def test_utterances_are_those_of_dialogues_only():
+    assert utterances(Task.question("q", "who?", "me")) == []
+    assert utterances(turn([], ["Hi, there!"], "Élan").task) == ["hi there", "elan"]
+    assert plain("I don’t  KNOW.") == "i dont know"

@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from leret.extras.keep_rollouts import ENGINE, KeepGRPO, same_side_of_mean
+from leret.rollouts.environment import Environment, training_tasks
+from leret.rollouts.rounds import RoundSampler
+from leret.training.algorithms import TrainingRecipe, algorithm_of
+from leret.training.job import TrainingJob
+from leret.training.model import find_initial
+from tests.training.rounds.conftest import run  # noqa: F401
+from tests.training.training_runs import ONLINE
+
+
+@pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
+def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):  # noqa: F811
+    recipe = KeepGRPO(**ONLINE | {"num_generations": 2}, max_steps=4)
+    with Environment.open(run) as environment:
+        job = TrainingJob(recipe, find_initial(run, "base"), [None] * 12, None, {}, environment=environment)
+        learner = ENGINE["grpo"].make_learner(job, "cpu")
+        sampler = RoundSampler(recipe, environment, run, learner.policy)
+        sampled = sampler.sample(training_tasks(environment, recipe)[:2], 0)
+        n_groups = len(sampled.rewards) // 2
+        parts = torch.tensor([[1.0, 0.0], second]).T.repeat(n_groups, 1)
+        sampled = replace(sampled, parts=parts, rewards=parts.sum(1) + torch.tensor([0.5, 0.0]).repeat(n_groups))
+        learnt, step = [], learner.update.step
+
+        def recorded(batch, *_):
+            if batch.advantages.any():
+                learnt.extend(batch.sequences)
+            return step(batch)
+
+        monkeypatch.setattr(learner.update, "step", recorded)
+        entry = learner.learn(sampled, 0)
+        assert learnt == [one for one, keep in zip(sampled.sequences, kept * n_groups, strict=True) if keep]
+        assert ("loss" in entry, entry["reward"]) == (any(kept), pytest.approx(float(sampled.rewards.mean())))
+        sampler.close()
+        learner.policy.close()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "ppo"])
+def test_a_recipe_names_the_filter_as_its_engine(algorithm):
+    keys = {"algorithm": algorithm, "engine": "keep-rollouts", "keep_rollouts": "below"}
+    assert algorithm_of(TrainingRecipe.model_validate(keys)) is ENGINE[algorithm]
+
+
+def test_a_rollout_is_kept_where_all_parts_agree():
+    parts = torch.tensor([[1.0, 1.0, 5.0], [0.0, 0.0, 5.0], [1.0, 0.0, 5.0], [7.0, 8.0, 9.0]])
+    groups = torch.tensor([0, 0, 0, 1])
+    assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, False, True]
+    assert same_side_of_mean(parts, groups, "below").tolist() == [False, True, False, True]
+    assert same_side_of_mean(parts, groups, "either").tolist() == [True, True, False, True]
+    parts[:2, 1], parts[3, 0] = torch.nan, torch.nan  # does not apply to two of a group, to one alone
+    assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("n", range(2, 17))
+@pytest.mark.parametrize("value", [0.1, 0.7, 12.63, 1234.1])
+def test_a_part_without_spread_is_on_both_sides(n, value):
+    rewards, groups = torch.full((n,), value), torch.zeros(n).long()
+    parts = torch.stack([rewards, torch.arange(n).float()], 1)
+    expected = torch.arange(n) >= (n - 1) / 2
+    assert same_side_of_mean(parts, groups, "above").equal(expected)

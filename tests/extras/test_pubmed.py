@@ -1,0 +1,161 @@
+from itertools import chain, repeat
+
+import pytest
+
+from leret.core.errors import RetrievalError
+from leret.core.types import digest
+from leret.extras.pubmed import PubMed, PubMedSettings
+from tests.extras.ncbi import ARTICLES, article, efetch, esearch, ncbi
+from tests.retrieval.serving import Reply, loopback
+
+BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats & mice)'
+
+
+@pytest.fixture(autouse=True)
+def rates(monkeypatch):
+    asked = []
+    monkeypatch.delenv("NCBI_API_KEY", raising=False)
+    monkeypatch.setattr("leret.extras.pubmed.shared_rate", lambda _, per_s: asked.append(per_s))
+    return asked
+
+
+def pubmed(url, **settings):
+    return PubMed(PubMedSettings(**{"url": url, "retry_for_s": 0.0, "timeout_s": 5.0, **settings}))
+
+
+def test_a_boolean_query_is_sent_unchanged_and_order_is_kept():
+    with loopback(ncbi({BOOLEAN: ["31", "7", "52", "8"]})) as server:
+        [ranking] = pubmed(server.url, email="a@b.org").search([BOOLEAN], 3)
+    search, fetch = server.asked
+    assert (search.method, search.path) == ("GET", "/esearch.fcgi")
+    assert search.params == {
+        "db": "pubmed", "retmode": "json", "term": BOOLEAN, "retmax": "3", "sort": "relevance",
+        "tool": "leret", "email": "a@b.org",
+    }  # fmt: skip
+    assert (fetch.method, fetch.path) == ("POST", "/efetch.fcgi")
+    assert (fetch.params["id"], fetch.params["retmode"]) == ("31,7,52", "xml")
+    assert [(passage.doc_id, passage.score) for passage in ranking] == [("31", 1.0), ("7", 1 / 2), ("52", 1 / 3)]
+
+
+def test_records_with_markup_labels_and_gaps_are_read():
+    with loopback(ncbi({"q": ["31", "7", "52", "8"]})) as server:
+        assert [passage[:3] for passage in pubmed(server.url).search(["q"], 9)[0]] == [
+            ("31", "Aspirin & p53: CO2 in rats.", "BACKGROUND: We asked <5. RESULTS: It 14C did."),
+            ("7", "No abstract here", ""),
+            ("52", "Odd Syndrome", "A review."),
+            ("8", "Titre français", ""),
+        ]
+
+
+@pytest.mark.parametrize("ids", [["31", "404"], ["404"]])
+def test_an_article_without_a_record_keeps_its_place(ids, caplog):
+    with loopback(ncbi({"q": ids})) as server:
+        ranking = pubmed(server.url).search(["q"], 9)[0]
+    assert [a.params["id"] for a in server.asked if "efetch" in a.path] == [",".join(ids), "404,1"]
+    assert ranking[len(ids) - 1][:2] == ("404", "")
+    assert "no record for 1 search results" in caplog.text
+
+
+def test_missing_records_are_requested_again():
+    def site(cut_short):
+        def answer(asked):
+            if "esearch" in asked.path:
+                return esearch(["31", "7", "8"])
+            return efetch([ARTICLES[i] for i in asked.params["id"].split(",")][: 1 if next(cut_short) else None])
+
+        return answer
+
+    with loopback(site(chain([True], repeat(False)))) as server:
+        assert all(p.title for p in pubmed(server.url).search(["q"], 9)[0])
+    with loopback(site(repeat(True))) as server, pytest.raises(RetrievalError, match="too few records"):
+        pubmed(server.url, retry_for_s=20).search(["q"], 9)
+
+
+def test_too_few_ids_are_an_error():
+    with loopback(esearch(["1", "2", "3"], count=500)) as server:
+        engine = pubmed(server.url, texts=False)
+        assert len(engine.search(["a"], 3)[0]) == 3
+        with pytest.raises(RetrievalError, match=r"sent 3 ids; 10 of 500 articles were requested"):
+            engine.search(["a"], 10)
+
+
+def test_dates_and_key_are_sent_and_a_key_raises_the_rate(monkeypatch, rates):
+    pubmed("http://127.0.0.1:9")
+    monkeypatch.setenv("NCBI_API_KEY", "k3y")
+    with loopback(ncbi({})) as server:
+        keys = {"api_key_env": "NCBI_API_KEY", "min_date": "2001/05", "max_date": "2020"}
+        pubmed(server.url, texts=False, **keys).search(["q"], 1)
+    assert rates == [3.0, 10.0]
+    want = {"datetype": "pdat", "mindate": "2001/05", "maxdate": "2020", "api_key": "k3y"}
+    assert server.asked[0].params.items() >= want.items()
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_an_echoed_key_is_removed_from_messages(status, monkeypatch):
+    monkeypatch.setenv("NCBI_API_KEY", "s3cr3tk3y")
+    body = {"error_": "API key invalid".ljust(168, "."), "api-key": "s3cr3tk3y"}
+    with loopback(Reply(body, status)) as server, pytest.raises(RetrievalError, match="API key invalid") as caught:
+        pubmed(server.url, retry_for_s=20, api_key_env="NCBI_API_KEY").search(["q"], 1)
+    assert "s3c" not in str(caught.value)
+
+
+def test_queries_are_cleaned_and_deduplicated():
+    with loopback(ncbi({"a b": ["7"]})) as server:
+        rankings = pubmed(server.url, texts=False).search(["", " \n\t", "a\x00\ud800\x1bb", "a\nb", "a b "], 1)
+    assert [[p.doc_id for p in ranking] for ranking in rankings] == [[], [], ["7"], ["7"], ["7"]]
+    assert len(server.asked) == 1
+
+
+FAULTS = {
+    "a backend that failed": ("esearch", Reply({"esearchresult": {"ERROR": "Search Backend failed: timeout"}})),
+    "a rate limit under 200": ("esearch", Reply({"error": "API rate limit exceeded", "count": "4"})),
+    "no result": ("esearch", Reply({"header": {}})),
+    "an id that is none": ("esearch", esearch(["x1"])),
+    "no record": ("efetch", efetch([])),
+    "an error": ("efetch", Reply('<?xml version="1.0"?><eFetchResult><ERROR>Empty result</ERROR></eFetchResult>')),
+    "cut off": ("efetch", Reply("<PubmedArticleSet><PubmedArticle>")),
+    "entities": ("efetch", Reply('<!DOCTYPE a [<!ENTITY c SYSTEM "file:///etc/hostname">]><a>&c;</a>')),
+}
+
+
+@pytest.mark.parametrize(("tool", "reply"), FAULTS.values(), ids=FAULTS)
+def test_a_failure_is_an_error_not_an_empty_ranking(tool, reply):
+    site = loopback(lambda asked: reply if tool in asked.path else esearch(["31"]))
+    with site as server, pytest.raises(RetrievalError):
+        pubmed(server.url).search(["a"], 3)
+
+
+def test_a_400_is_an_empty_ranking_and_a_414_is_an_error():
+    def answer(asked):
+        if asked.params["term"] == "bad syntax":
+            return Reply("bad request", 400)
+        return esearch(["7"]) if asked.method == "POST" or asked.params["term"] == "heart" else Reply("too long", 414)
+
+    with loopback(answer) as server:
+        engine = pubmed(server.url, texts=False)
+        assert engine.search(["bad syntax"], 1) == [()]
+        assert [len(rankings) for rankings in engine.search(["心" * 1_400, "x OR " * 200_000 + "y"], 1)] == [1, 1]
+        with pytest.raises(RetrievalError, match="answered 414"):
+            engine.search(["lung"], 1)
+
+
+def test_k_is_bounded():
+    for k in (0, 10_000):
+        with pytest.raises(RetrievalError, match="k from 1 to 9999"):
+            pubmed("http://127.0.0.1:9").search(["a"], k)
+
+
+def test_another_site_has_another_digest():
+    real = PubMed(PubMedSettings())
+    mirrors = [pubmed(url) for url in ("http://127.0.0.1:9", "http://127.0.0.1:9/", "http://127.0.0.1:8")]
+    assert real.digest == digest("pubmed", "relevance", None, None, True)  # as it was before the URL was part of it
+    assert len({real.digest, *(mirror.digest for mirror in mirrors)}) == 3
+
+
+def test_efetch_requests_have_200_records():
+    ids = [str(i) for i in range(1, 451)]
+    with loopback(ncbi({"q": ids}, lambda pmid: article(pmid, f"t{pmid}"))) as server:
+        ranking = pubmed(server.url).search(["q"], 450)[0]
+    assert [p.title for p in ranking] == [f"t{i}" for i in ids]
+    sizes = sorted(len(a.params["id"].split(",")) for a in server.asked if "efetch" in a.path)
+    assert sizes == [50, 200, 200]

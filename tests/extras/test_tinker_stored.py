@@ -1,0 +1,79 @@
+import json
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from leret.core.errors import TrainingError
+from leret.extras.tinker_training import TinkerDPO, TinkerIPO, TinkerSFT
+from leret.training.algorithms import TrainingRecipe
+from leret.training.stage import train
+from tests.training.training_runs import Stopper, changed, fail, log
+
+pytest.importorskip("tinker", reason="tinker is not installed")
+
+SFT = TinkerSFT(
+    engine="tinker", lora={"r": 4}, learning_rate=1e-3, max_steps=4, per_device_train_batch_size=8, save_steps=1,
+    logging_steps=1, device="cpu",
+)  # fmt: skip
+PAIRS = SFT.model_dump(include=SFT.model_fields_set)
+DPO = TinkerDPO(**PAIRS)
+STEPS = {
+    "sft": SFT,
+    "dpo": changed(DPO, beta=0.3, losses={"dpo": 1, "sft": 0.2}),
+    "ipo": TinkerIPO(**PAIRS),
+    "token": TinkerIPO(**PAIRS, reduction="token", reward_margin=2),
+    "mixture": TinkerIPO(**PAIRS, losses={"ipo": 0.5, "dpo": 1}, reward_margin=2),
+}
+
+
+def weights(stub, report):
+    saved = stub.saved[json.loads((report.path / "tinker.json").read_text())["weights"]]
+    return dict(saved.network.named_parameters())
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_equal_those_of_trl(tinker_run, base, stub, name):
+    whole = changed(STEPS[name], max_steps=2, per_device_train_batch_size=100, learning_rate=1e-4)
+    remote = train(whole, tinker_run)
+    keys = {**whole.model_dump(), "name": "trl", "engine": "trl", "lora": None, "init_from": str(base)}
+    local = train(TrainingRecipe.model_validate(keys), tinker_run)
+    for ours, theirs in zip(log(remote), log(local)[:2], strict=True):
+        for key in {"loss", "rewards/chosen", "rewards/margins"} & ours.keys():
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), key
+    trained, expected = weights(stub, remote), load_file(local.path / "model.safetensors")
+    differences = torch.cat([(trained[key] - weight).detach().abs().flatten() for key, weight in expected.items()])
+    assert differences.mean() < 1e-6  # Adam enlarges rounding errors of single weights
+    asked = [request for request, _ in stub.requests].count("asample")
+    assert asked == (0 if name == "sft" else 2 * remote.examples)  # the reference, once per completion
+
+
+@pytest.mark.parametrize(("recipe", "examples"), [(SFT, 24), (DPO, 48)])
+def test_a_stopped_training_resumes(tinker_run, stub, recipe, examples):
+    with pytest.raises(ZeroDivisionError):
+        train(recipe, tinker_run, progress=Stopper(3, fail))
+    resumed = train(recipe, tinker_run)
+    assert (resumed.resumed_from, resumed.steps, resumed.examples) == (2, 4, examples)
+    straight = train(changed(recipe, name="straight"), tinker_run)
+    assert log(resumed) == log(straight)
+    assert all((weights(stub, resumed)[name] == one).all() for name, one in weights(stub, straight).items())
+
+
+def test_a_run_of_another_policy_is_refused(run, stub):
+    with pytest.raises(TrainingError, match=r"policy.kind tinker, not local"):
+        train(SFT, run)
+
+
+@pytest.mark.parametrize(
+    ("keys", "wrong"),
+    [({"optim": "rmsprop"}, "no optim"), ({"dtype": "bfloat16"}, "no dtype"), ({"lora": {"alpha": 8}}, "set lora")],
+)
+def test_a_key_without_effect_on_pairs_is_refused(keys, wrong):
+    with pytest.raises(ValidationError, match=wrong):
+        changed(DPO, **keys)
+
+
+def test_kto_has_no_such_engine():
+    with pytest.raises(ValidationError, match="engine tinker does not train kto"):
+        TrainingRecipe.model_validate({"algorithm": "kto", "engine": "tinker"})

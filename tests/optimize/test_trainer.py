@@ -1,0 +1,21 @@
+import pytest
+
+from tests.optimize.fakes import TRAIN, Answering, fake_lm, leret_of, student_of
+
+pytestmark = pytest.mark.usefixtures("world")
+
+
+def test_every_distinct_lm_is_trained_once_on_its_own_predictors(trainings):
+    one, two = fake_lm("one"), fake_lm("two")
+    settings = {"reward": None, "algorithms": ["sft"], "metric": lambda example, p, trace=None: len(set(p.answer))}
+    best = leret_of(**settings).compile(student_of(Answering, one, answer=two), trainset=TRAIN)
+    assert len(trainings) == 2
+    assert best.write.lm.model != best.answer.lm.model
+    for training, has_context in zip(trainings, (False, True), strict=True):
+        assert {"context:" in row.prompt[-1]["content"] for row in training["examples"]} == {has_context}
+
+
+def test_keys_of_a_training_are_shared_or_of_one_algorithm(trainings):
+    keys = {"max_length": 128, "ipo": {"beta": 0.2}}
+    leret_of(train_kwargs=keys, seed=7).compile(student_of(), trainset=TRAIN)
+    assert [(t["max_length"], t.get("beta"), t["seed"]) for t in trainings] == [(128, None, 7), (128, 0.2, 7)]

@@ -1,0 +1,180 @@
+import math
+from contextlib import closing
+
+import pytest
+import torch
+
+import leret
+from leret.config.evaluation import EvalRecipe
+from leret.config.load import load_recipe
+from leret.config.training import TrainingRecipe
+from leret.core.bundled import ROOT
+from leret.core.errors import ConfigError, TrainingError
+from leret.evaluation.stage import evaluate
+from leret.sampling.stage import sample
+from leret.training.algorithms import ALGORITHMS
+from leret.training.picks.joint import JointRecipe
+from leret.training.picks.pick import PickRecipe
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.rounds.loop import RoundLoop
+from leret.training.stage import estimate, train
+from tests.training.training_runs import changed, job_in, kill_run, log, record, weights_of
+
+JOINT = JointRecipe(
+    questions_per_round=4, max_steps=4, logging_steps=1, save_steps=1, device="cpu",
+    picker={"num_generations": 3, "learning_rate": 1e-2, "temperature": 1.0},
+    writer={"num_generations": 2, "learning_rate": 1e-3},
+)  # fmt: skip
+
+
+def test_shared_keys_reach_both_actors_and_sections_keep_theirs():
+    recipe = changed(JOINT, seed=7, max_steps=None, num_train_epochs=2)
+    picker, writer = recipe.actor("picker", 40), recipe.actor("writer", 40)
+    assert (picker.seed, writer.seed, picker.questions_per_round) == (7, 7, 4)
+    assert (picker.learning_rate, writer.learning_rate, writer.num_generations) == (1e-2, 1e-3, 2)
+    assert picker.n_steps(40) == writer.n_steps(40) == recipe.n_rounds(40) == 20
+    twice = changed(recipe, picker={**recipe.picker.model_dump(), "num_iterations": 2})
+    assert (twice.actor("picker", 40).n_steps(40), twice.n_steps(40)) == (40, 20)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"learning_rate": 1e-3}, "learning_rate is a key of each actor; set picker.learning_rate or writer"),
+        ({"picker": {"limit": 3}}, "picker.limit applies to both actors"),
+        ({"writer": {"seed": 3}}, "writer.seed applies to both actors"),
+        ({"picker": {"top_p": 0.9}}, "picker.top_p"),
+        ({"writer": {"engine": "trl", "states": "stored"}}, "writer.states applies to both|writer.engine"),
+        ({"credit": "step"}, "remove groups, states, credit"),
+        ({"picker": {"num_generations": 1}, "writer": {"num_generations": 1}}, "nothing to compare"),
+    ],
+)
+def test_a_key_in_the_wrong_place_is_refused(keys, says):
+    with pytest.raises(ValueError, match=says):
+        JointRecipe(**keys)
+
+
+def test_an_unknown_key_of_a_section_is_named_with_its_place(tmp_path):
+    path = tmp_path / "joint.yaml"
+    path.write_text("algorithm: joint\npicker:\n  num_generation: 4\n")
+    with pytest.raises(ConfigError, match=r"joint.yaml:3: picker.*num_generation.*num_generations"):
+        load_recipe(path, TrainingRecipe)
+
+
+def test_the_shipped_recipe_has_the_defaults():
+    shipped = load_recipe(ROOT / "training/joint.yaml", TrainingRecipe)
+    assert shipped == JointRecipe(name="joint")
+
+
+def test_predictors_are_split_between_the_actors(dialogue_run):
+    recipe = job_in(JOINT, dialogue_run).recipe
+    assert (recipe.picker.predictors, recipe.writer.predictors) == (("pick",), ("reply",))
+    assert recipe.predictors == ("pick", "reply")
+    section = dialogue_run.section("sampling", "")
+    dialogue_run.update(sampling={**section, "policies": {"pick": {"kind": "local", "model": "demo"}}})
+    with pytest.raises(TrainingError, match=r"joint trains .* but no predictor"):
+        job_in(JOINT, dialogue_run)
+
+
+def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tmp_path):
+    sample(job_in(JOINT, dialogue_run).environment.recipe, run := dialogue_run)
+    recipe = changed(JOINT, max_steps=2, eval_steps=2, eval_split="train", eval_tasks=2, metric_for_best_model="f1")
+    report = train(recipe, run)
+    assert record(report)["best_step"] == 2
+    assert record(report)["parent"] == "base"
+    assert {path.name for path in report.path.iterdir() if path.is_dir()} == {"picker", "writer"}
+    assert train(recipe, run).already
+    evaluated = evaluate(EvalRecipe(systems=("base", "joint"), measures=("f1", "recall"), resamples=20), run)
+    assert [row["system"] for row in evaluated.summary["rows"]] == ["base", "joint"]
+    program = leret.load(run.program)
+    assert program.program.pick.actor.settings.model == str((report.path / "picker").resolve())
+    task = next(iter(job_in(JOINT, run).environment.tasks("test")))
+    assert program(**task.inputs).reply
+    for kind, actor in ((PickRecipe, "picker"), (GRPORecipe, "writer")):
+        initial = job_in(kind(name="next", init_from="joint", limit=4), run).initial
+        assert (initial.directory, initial.total_steps) == (run.policies / "joint" / actor, 2)
+    actors = {a: {**getattr(JOINT, a).model_dump(), "init_from": "joint"} for a in ("picker", "writer")}
+    again = changed(JOINT, name="more", **actors)
+    assert estimate(again, run).steps == 4
+    assert job_in(again, run).initial.actors["picker"].directory == run.policies / "joint" / "picker"
+
+
+def with_keys(recipe, **sections):
+    return changed(recipe, **{name: {**getattr(recipe, name).model_dump(), **keys} for name, keys in sections.items()})
+
+
+def bits(report):
+    return [weights_of(report.path / actor) for actor in ("picker", "writer")], log(report)
+
+
+@pytest.fixture
+def loop(dialogue_run):
+    job = job_in(JOINT, dialogue_run)
+    with closing(RoundLoop(job, ALGORITHMS["joint"].make_learner, "cpu")) as loop:
+        yield loop
+
+
+def test_a_pick_is_worth_the_mean_of_its_replies(loop):
+    sampled = loop._sample(0)
+    picks, replies = sampled.of(["pick"]), sampled.of(["reply"])
+    assert len(picks.sequences) == 4 * 3
+    n_distinct = len({(int(group), name) for group, (_, name) in zip(picks.groups, picks.sequences, strict=True)})
+    assert len(replies.sequences) == 2 * n_distinct == sampled.metrics["num_samples"]
+    means = replies.rewards.reshape(-1, 2).mean(1)
+    firsts = list(dict.fromkeys((int(g), name) for g, (_, name) in zip(picks.groups, picks.sequences, strict=True)))
+    worth = dict(zip(firsts, means.tolist(), strict=True))
+    for group, (_, name), reward in zip(picks.groups.tolist(), picks.sequences, picks.rewards, strict=True):
+        assert float(reward) == pytest.approx(worth[group, name])
+    assert replies.groups.tolist() == [i // 2 for i in range(2 * n_distinct)]
+    assert max(replies.walks) == max(picks.walks) == 3
+
+
+def test_the_first_update_has_ratio_one_for_both_actors(dialogue_run):
+    entries = log(train(JOINT, dialogue_run))
+    assert "pick/val/ratio" not in entries[0]  # a picker from scratch has no weights yet
+    assert entries[0]["val/ratio"] == pytest.approx(1, abs=1e-5)
+    assert entries[1]["pick/val/ratio"] == pytest.approx(1, abs=1e-5)
+    assert {"pick/reward", "pick/learning_rate", "pick/grad_norm", "completions/length_ratio"} <= entries[1].keys()
+
+
+def test_picks_are_drawn_with_the_probabilities_that_the_ratio_starts_from(loop):
+    loop.learner.learn(loop._sample(0), 0)
+    number_of = {}
+    for number in range(1, 30):
+        for choice, name in loop._sample(number).of(["pick"]).sequences:
+            place = [one.id for one in choice.candidates].index(name)
+            number_of[place] = number_of.get(place, 0) + 1
+    n = sum(number_of.values())
+    with torch.no_grad():
+        picker = loop.learner.picker.policy
+        shares = torch.stack(
+            [(q / 1.0).softmax(0) for q in picker.q([c for c, _ in loop._sample(1).of(["pick"]).sequences])]
+        )
+    assert number_of[0] / n == pytest.approx(float(shares.mean(0)[0]), abs=4 * math.sqrt(0.25 / n))
+
+
+def test_a_large_beta_holds_the_picker(dialogue_run):
+    kl = {}
+    for beta in (1e-6, 10.0):  # 0 would log no KL
+        recipe = with_keys(JOINT, picker={"beta": beta}, writer={"learning_rate": 3e-3})
+        entries = log(train(changed(recipe, name=f"beta{beta:g}", max_steps=8), dialogue_run))
+        kl[beta] = max(entry["pick/kl"] for entry in entries[-3:])
+    assert kl[10.0] < 0.3 * kl[1e-6]
+
+
+def test_a_killed_training_ends_in_the_same_bits(dialogue_run):
+    kill_run(dialogue_run, "tests.training.picks.test_joint", "JOINT", 3)
+    resumed = train(JOINT, dialogue_run)
+    assert resumed.resumed_from == 2
+    assert bits(resumed) == bits(train(changed(JOINT, name="straight"), dialogue_run))
+
+
+def test_a_program_without_a_writer_after_the_pick_is_refused(dialogue_run):
+    recipe = job_in(JOINT, dialogue_run).recipe
+    only = recipe.writer.model_copy(update={"predictors": ("nothing",)})
+    job = job_in(recipe.model_copy(update={"writer": only, "predictors": ("pick",)}), dialogue_run)
+    with (
+        closing(RoundLoop(job, ALGORITHMS["joint"].make_learner, "cpu")) as loop,
+        pytest.raises(ConfigError, match="writes after a pick"),
+    ):
+        loop._sample(0)

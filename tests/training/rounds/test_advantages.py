@@ -1,0 +1,119 @@
+import random
+import statistics
+
+import pytest
+import torch
+
+from leret.training.rounds import advantages
+from leret.training.rounds.advantages import (
+    Comparison,
+    group_relative,
+    group_statistics,
+    leave_one_out,
+)
+
+
+def case(seed, n=23):
+    rng = random.Random(seed)
+    groups = [rng.randrange(5) for _ in range(n - 5)] + list(range(5))
+    return [rng.uniform(-3.5, 5) for _ in range(n)], groups
+
+
+def members(rewards, groups, number):
+    return [reward for reward, group in zip(rewards, groups, strict=True) if group == number]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_a_reward_is_compared_with_its_group(seed, scale):
+    rewards, groups = case(seed)
+    found = group_relative(torch.tensor(rewards).double(), torch.tensor(groups), scale)
+    for reward, group, value in zip(rewards, groups, found.tolist(), strict=True):
+        own = members(rewards, groups, group)
+        within = statistics.stdev(own) if len(own) > 1 else 0.0
+        by = {"group": within + 1e-4, "batch": statistics.stdev(rewards) + 1e-4, "none": 1.0}[scale]
+        assert value == pytest.approx((reward - statistics.fmean(own)) / by, abs=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reward_is_compared_with_the_others(seed):
+    rewards, groups = case(seed)
+    found = leave_one_out(torch.tensor(rewards).double(), torch.tensor(groups))
+    for place, value in enumerate(found.tolist()):
+        others = [r for i, r in enumerate(rewards) if groups[i] == groups[place] and i != place]
+        expected = rewards[place] - statistics.fmean(others) if others else 0.0
+        assert value == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("estimate", [lambda *x: group_relative(*x, "group"), leave_one_out])
+def test_equal_rewards_are_worth_exactly_nothing(estimate):
+    for value in (0.1, 1 / 3, -3.5, 0.0):
+        assert not estimate(torch.full((7,), value).double(), torch.zeros(7).long()).any()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_gae_is_the_weighted_sum_of_errors(seed):
+    rng = random.Random(seed)
+    width, gamma, lam = rng.randint(1, 9), rng.choice([1.0, 0.97]), rng.choice([0.0, 0.5, 0.95, 1.0])
+    lengths = [rng.randint(1, width) for _ in range(3)]
+    rewards, values = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    mask = torch.tensor([[t < n for t in range(width)] for n in lengths]).double()
+    found = advantages.lambda_returns(rewards, values, mask, gamma, lam) - values * mask
+    for i, n in enumerate(lengths):
+        v = [*values[i, :n].tolist(), 0.0]
+        errors = [float(rewards[i, t]) + gamma * v[t + 1] - v[t] for t in range(n)]
+        for t in range(n):
+            expected = sum((gamma * lam) ** (s - t) * errors[s] for s in range(t, n))
+            assert float(found[i, t]) == pytest.approx(expected, abs=1e-6)
+        assert not found[i, n:].any()
+
+
+def test_whitened_values_have_mean_0_and_variance_1():
+    values, mask = torch.randn(4, 6, dtype=torch.float64), torch.ones(4, 6).double()
+    mask[1:, 3:] = 0
+    found = advantages.whiten(values, mask)
+    inside = found[mask > 0]
+    assert (float(inside.mean()), float(inside.var())) == pytest.approx((0.0, 1.0), abs=1e-6)
+    assert not found[mask == 0].any()
+    assert float(advantages.whiten(torch.tensor([[3.0]]), torch.ones(1, 1))) == 0.0
+
+
+def test_groups_of_one_have_no_spread_to_tell():
+    groups, rewards = torch.tensor([0, 1, 1, 2]), torch.tensor([1.0, 0.0, 1.0, 3.0])
+    expected = {"reward": 1.25, "reward_std": 0.5**0.5, "frac_reward_zero_std": 0.0}
+    assert group_statistics(rewards, groups) == pytest.approx(expected)
+    assert group_statistics(rewards[:1], groups[:1]) == {"reward": 1.0}
+
+
+@pytest.mark.parametrize("n", range(2, 17))
+@pytest.mark.parametrize("value", [0.1, 0.7, 12.63, 1234.1])
+def test_equal_float32_rewards_have_no_spread(n, value):
+    rewards, groups = torch.full((n,), value), torch.zeros(n).long()
+    equal = {"reward": value, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+    assert group_statistics(rewards, groups) == pytest.approx(equal)
+
+
+ROLLOUTS = torch.tensor([0, 1, 2, 2, 1, 2])  # of lengths 1, 2 and 3; rows are ordered by state
+QUESTION = torch.zeros(6).long()
+OUTCOMES = torch.tensor([1.0, 0.0, 0.5])
+
+
+@pytest.mark.parametrize("estimate", [leave_one_out, lambda *x: group_relative(*x, "group"),
+                                      lambda *x: group_relative(*x, "batch")])  # fmt: skip
+def test_every_turn_has_its_rollouts_advantage_however_long_it_is(estimate):
+    found = Comparison(QUESTION, ROLLOUTS).apply(estimate, OUTCOMES[ROLLOUTS].double())
+    assert found.tolist() == estimate(OUTCOMES.double(), torch.zeros(3).long())[ROLLOUTS].tolist()
+
+
+def test_a_comparison_of_completions_is_that_of_their_groups():
+    groups, rewards = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([1.0, 0, 3, 1, 2, 5]).double()
+    compare = Comparison(groups)
+    assert compare.apply(leave_one_out, rewards).equal(leave_one_out(rewards, groups))
+    assert compare.totals(rewards).equal(rewards)
+    assert group_statistics(*compare.distinct(rewards)) == group_statistics(rewards, groups)
+
+
+def test_statistics_and_penalties_of_rollouts_count_each_rollout_once():
+    compare = Comparison(QUESTION, ROLLOUTS)
+    assert group_statistics(*compare.distinct(OUTCOMES[ROLLOUTS]))["reward"] == 0.5
+    assert compare.totals(torch.ones(6)).tolist() == [1.0, 2.0, 3.0, 3.0, 2.0, 3.0]

@@ -1,0 +1,210 @@
+import asyncio
+import importlib.util
+import json
+import re
+import sys
+from collections import Counter
+from types import ModuleType, SimpleNamespace
+
+import pyarrow.parquet
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from leret.core.runs import Run
+from leret.core.types import seed_of
+from leret.policies.checkpoints import policy_directory
+from leret.programs.prompts import Prompt
+from leret.sampling.stage import sample
+from leret.sampling.store.store import Store
+from leret.training.rounds.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+from leret.training.rounds.grpo import GRPORecipe
+from leret.training.stage import train
+from tests.first_steps import leret, read_lines, succeeds
+from tests.sampling.fakes import ROOT
+from tests.training.training_runs import log, world_recipe
+
+PAGE = (ROOT / "docs/how-to/trainers.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+MULTIHOP = f"{ROOT}/pipelines/multihop.py:MultiHop"
+N = 4
+
+
+def sampled(directory, limit, **sampling):
+    run = Run.create(directory)
+    sample(world_recipe(MULTIHOP, limit=limit, samples=N, token_ids=True, **sampling), run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with the samples that the first round of a training draws."""
+    return sampled(tmp_path_factory.mktemp("rl") / "run", 5, seed=seed_of(0, "round", 0))
+
+
+@pytest.fixture(scope="module")
+def rows(run):
+    succeeds("store", "export", "--run", run.path, "--form", "rl", "--out", run.path.parent / "rl.parquet")
+    succeeds("store", "export", "--run", run.path, "--form", "grpo", "--out", run.path.parent / "states.parquet")
+    table = pyarrow.parquet.read_table(run.path.parent / "rl.parquet")
+    assert table.column_names == list(RL_COLUMNS)
+    return table.to_pylist()
+
+
+@pytest.fixture(scope="module")
+def first_update(run):
+    keys = {"num_generations": N, "questions_per_round": 5, "max_steps": 1, "logging_steps": 1, "device": "cpu"}
+    return log(train(GRPORecipe(**keys), run))[0]
+
+
+def logps(model, row):
+    prompt, completion = row["prompt_ids"], row["completion_ids"]
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1)[range(len(completion)), completion]
+
+
+@pytest.fixture
+def policy():
+    return AutoModelForCausalLM.from_pretrained(policy_directory("demo"), dtype="float32")
+
+
+def test_losses_from_an_export_equal_the_first_update(rows, first_update, policy):
+    loss, n_tokens = torch.tensor(0.0), sum(len(row["completion_ids"]) for row in rows)
+    for row in rows:
+        ratio = (logps(policy, row) - torch.tensor(row["logprobs"])).exp()
+        assert ratio.tolist() == pytest.approx([1.0] * len(ratio), abs=1e-4)
+        surrogate = torch.min(ratio * row["advantage"], ratio.clamp(0.8, 1.2) * row["advantage"])
+        loss = loss - surrogate.sum() / n_tokens
+    loss.backward()
+    norm = torch.stack([weight.grad.norm() for weight in policy.parameters()]).norm()
+    assert len(rows) == first_update["num_samples"]
+    assert abs(first_update["loss"]) > 1e-3
+    assert (float(loss), float(norm)) == pytest.approx((first_update["loss"], first_update["grad_norm"]), abs=1e-5)
+
+
+def test_a_row_has_the_stored_values_of_its_sample(run, rows):
+    with Store(run.store, read_only=True) as store:
+        samples = {one.id: one for group in store.groups() for one in group.samples}
+    for row in rows:
+        one = samples[row["sample"]]
+        stored = [one.task_id, list(one.token_ids), list(one.logprobs), one.reward, one.seed, dict(one.components)]
+        names = ("question_id", "completion_ids", "logprobs", "reward", "seed")
+        assert [*(row[name] for name in names), json.loads(row["parts"])] == stored
+        assert (row["group"], row["temperature"]) == (f"{one.state_id}-{one.step}-0", 1.0)
+        assert len(row["prompt_ids"]) == one.n_prompt_tokens
+    assert set(Counter(row["group"] for row in rows).values()) == {N}
+    assert {row["policy_digest"] for row in rows} == {run.manifest.policy_digest}
+
+
+def test_each_prompt_of_the_bank_forms_a_group(tmp_path, policy):
+    (tmp_path / "bank").mkdir()
+    demo = {"question": "Who directed the film?", "context": [], "query": "film"}
+    Prompt("0").save(tmp_path / "bank" / "0.json")
+    Prompt("1", {"write_query": [demo]}).save(tmp_path / "bank" / "1.json")
+    run = sampled(tmp_path / "run", 2, prompts=2, bank={"path": f"{tmp_path}/bank"})
+    rows = [row for row in rl_rows(run) if row["group"].endswith("-1")]
+    assert rows
+    assert sum(row["advantage"] for row in rows[:N]) == pytest.approx(0, abs=1e-9)
+    for row in rows:  # rows of the few-shot prompt that the sampler sent
+        assert logps(policy, row).tolist() == pytest.approx(row["logprobs"], abs=1e-4)
+
+
+def test_states_have_the_labels_of_their_questions(run, rows):
+    states = list(grpo_rows(run))
+    assert list(states[0]) == list(GRPO_COLUMNS)
+    assert {f"{one['state']}-{one['step']}-0" for one in states} == {row["group"] for row in rows}
+    assert all(one["relevant_doc_ids"] and json.loads(one["inputs"])["question"] for one in states)
+
+
+def test_a_run_without_token_ids_says_what_to_do(run, rows, tmp_path, original):
+    out = tmp_path / "rl.jsonl"
+    code, said = leret("store", "export", "--run", original.path, "--form", "rl", "--out", out)
+    assert (code, "--set sampling.token_ids=true" in said, out.exists()) == (2, True, False)
+    code, said = leret("store", "export", "--run", run.path, "--form", "sft", "--tokenizer", tmp_path, "--out", out)
+    assert (code, "--tokenizer" in said) == (2, True)
+    english = policy_directory("english")
+    code, said = leret("store", "export", "--run", run.path, "--form", "rl", "--tokenizer", english, "--out", out)
+    assert (code, "the sampler counted" in said, out.exists()) == (2, True, False)
+    succeeds("store", "export", "--run", run.path, "--form", "rl", "--out", out)
+    assert read_lines(out) == rows
+
+
+def test_the_tokenizer_of_a_served_policy_is_named(run, rows):
+    section = run.manifest.sampling
+    served = {"kind": "openai", "model": "served", "urls": ["http://127.0.0.1:1/v1"]}
+    run.update(sampling={**section, "policy": {**section["policy"], **served}})
+    try:
+        code, said = leret("store", "export", "--run", run.path, "--form", "rl", "--out", "-")
+        assert (code, "add --tokenizer DIR" in said) == (2, True)
+        assert [row["prompt_ids"] for row in rl_rows(run, policy_directory("demo"))] == [r["prompt_ids"] for r in rows]
+    finally:
+        run.update(sampling=section)
+
+
+def block(start):
+    return next(one for one in BLOCKS if one.startswith(start))
+
+
+@pytest.fixture
+def names(run, rows, tmp_path, monkeypatch):
+    """Names after the first block of the page, which trains with TRL on the stored tokens."""
+    for path in run.path.parent.glob("*.parquet"):
+        (tmp_path / path.name).symlink_to(path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/rl").symlink_to(run.path)
+    monkeypatch.chdir(tmp_path)
+    keys = {"num_generations": N, "max_steps": 1, "per_device_train_batch_size": len(rows), "use_cpu": True}
+    keys |= {"bf16": False, "report_to": [], "logging_steps": 1, "save_strategy": "no", "max_completion_length": 12}
+    values = f"policy, keys = {str(policy_directory('demo'))!r}, {keys!r}"
+    code, n = re.subn(r"^policy, keys = .*$", lambda _: values, block("from datasets"), flags=re.MULTILINE)
+    assert n == 1
+    names = {}
+    exec(compile(code, "trl", "exec"), names)
+    return names
+
+
+def test_trl_computes_the_same_loss_and_trains_on_the_states(names, first_update):
+    [entry, _] = names["trainer"].state.log_history
+    ours = [first_update[name] for name in ("loss", "grad_norm", "reward")]
+    assert [entry[name] for name in ("loss", "grad_norm", "reward")] == pytest.approx(ours, abs=1e-5)
+    exec(compile(block("from pathlib"), "states", "exec"), names)
+    assert 0 < names["trainer"].state.log_history[0]["rewards/recall/mean"] <= 1
+
+
+class Record(SimpleNamespace):
+    pass
+
+
+def package(monkeypatch, name, **members):
+    """Provide a module with these members if its package is not installed."""
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        for place in [name[: end.start()] for end in re.finditer(r"\.|$", name)]:
+            monkeypatch.setitem(sys.modules, place, ModuleType(place))
+        vars(sys.modules[name]).update(members)
+
+
+def test_the_records_of_prime_rl_and_skyrl_have_their_fields(rows, monkeypatch):
+    groups = {}
+    for row in rows:
+        groups.setdefault(row["group"], []).append(row)
+    package(monkeypatch, "prime_rl.transports.batch.types", TrainingSample=Record)
+    package(monkeypatch, "skyrl.train.generators.base", GeneratorInterface=object)
+    names = {"groups": groups}
+    for start in ("from prime_rl", "from skyrl"):
+        exec(compile(block(start), start, "exec"), names)
+    made = names["training_sample"](rows[0])
+    n, m = len(rows[0]["prompt_ids"]), len(rows[0]["completion_ids"])
+    lists = (made.token_ids, made.mask, made.logprobs, made.temperatures, made.advantages)
+    assert [len(values) for values in lists] == [n + m] * 5
+    assert (sum(made.mask), made.logprobs[n:], set(made.advantages[n:])) == (
+        m, rows[0]["logprobs"], {rows[0]["advantage"]}
+    )  # fmt: skip
+    state, step, _ = rows[0]["group"].split("-")
+    places = [SimpleNamespace(instance_id="0", repetition_id=i) for i in range(N)]
+    asked = {"env_extras": [{"state": state, "step": int(step)}] * N, "trajectory_ids": places}
+    output = asyncio.run(names["StoredSamples"]().generate(asked))
+    assert output["response_ids"] == [row["completion_ids"] for row in rows[:N]]
+    assert output["rewards"] == [row["reward"] for row in rows[:N]]
+    assert [len(mask) for mask in output["loss_masks"]] == [len(ids) for ids in output["response_ids"]]
+    fields = {"prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_metrics"}
+    assert set(output) == fields | {"rollout_logprobs", "trajectory_ids"}

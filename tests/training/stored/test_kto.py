@@ -1,0 +1,107 @@
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from leret.core.errors import TrainingError
+from leret.core.types import Failure
+from leret.sampling.store.store import SamplingParams, Store
+from leret.training.data import Encoded, GroupSamples, RunSamples
+from leret.training.stored.kto import KTORecipe, examples, kto_loss, kto_rows
+from tests.training.training_runs import POLICY, logp, moved, same_gradients, sampled_run, trl_loss
+
+ROWS = [
+    Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 54, 5],), (0.5,)),
+    Encoded([3, 43, 4], ([61, 62, 63, 5],), (-0.5,)),
+    Encoded([3, 44, 45, 46, 47, 48, 4], ([55, 5],), (0.0,)),  # at a baseline that is a number: desirable
+]
+
+
+def test_kto_of_three_completions_by_hand():
+    # reference point 0.5; desirable: 1 - s(0.1 (2 - 0.5)); undesirable: 2 - 2 s(0.1 (0.5 - 1)), 2 - 2 s(0.1 (0.5 + 4))
+    numbers = [torch.tensor(x, dtype=torch.float64) for x in ([-3.0, -1.0, -9.0], [-5.0, -2.0, -5.0])]
+    losses = kto_loss(*numbers, torch.tensor([True, False, False]), torch.tensor(0.5), 0.1, (1.0, 2.0))
+    expected = [1 / (1 + math.exp(0.15)), 2 / (1 + math.exp(-0.05)), 2 / (1 + math.exp(0.45))]
+    assert losses.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.05, -0.05], ids=["kl", "no-kl"])
+def test_kto_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, scale):
+    reference = AutoModelForCausalLM.from_pretrained(base)
+    policy = moved(reference, scale)
+    recipe = KTORecipe(beta=0.1, desirable_weight=1.5)
+    found, model = trl_loss(recipe, base, tmp_path, ROWS, policy)
+
+    def column(model, shift):
+        pairs = zip(ROWS, [ROWS[(i - shift) % 3].completions[0] for i in range(3)], strict=True)
+        return torch.stack([logp(model, row.prompt, ids) for row, ids in pairs])
+
+    kl = (column(policy, 1) - column(reference, 1)).mean().clamp(min=0)
+    labels = torch.tensor([True, False, True])
+    expected = kto_loss(column(policy, 0), column(reference, 0).detach(), labels, kl, 0.1, (1.5, 1.0)).mean()
+    expected.backward()
+    assert found == pytest.approx(float(expected.detach()), rel=1e-5)
+    same_gradients(policy, model)
+
+
+def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longest_row():
+    rows = kto_rows([Encoded([1, 2, 3], ([4],), (1.0,)), Encoded([1], ([5, 6, 7],), (-1.0,))])
+    assert rows["mismatched_tokens"] == [[5], [4]]
+    assert rows["label"] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scores"),
+    [("mean", {0.5: 24, -0.5: 24}), (0.5, {0.5: 24, 0.0: 24, -0.5: 24}), (0.75, {0.25: 24, -0.25: 24, -0.75: 24})],
+)
+def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, baseline, scores):
+    completions = examples(KTORecipe(baseline=baseline), RunSamples(run))  # rewards 1, 0.5 and 0 at 24 states
+    assert Counter(example.scores[0] for example in completions) == scores
+    assert len({example.task_id for example in completions[:8]}) > 4, "neighbours are of other states"
+    assert completions == examples(KTORecipe(baseline=baseline), RunSamples(run))
+    assert completions != examples(KTORecipe(baseline=baseline, seed=1), RunSamples(run))
+
+
+def rewarded(group, rewards):
+    samples = (replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards))
+    return replace(group, samples=tuple(samples))
+
+
+@pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
+@pytest.mark.parametrize("n", range(2, 17))
+def test_a_state_of_equal_rewards_is_left_out(run, n, reward):
+    with Store(run.store) as store:
+        spread, equal = list(store.groups())[:2]
+    memory = GroupSamples([spread, rewarded(equal, [reward] * n)])
+    assert {example.task_id for example in examples(KTORecipe(), memory)} == {spread.state.task_id}
+
+
+def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run):
+    with Store(run.store) as store:
+        group = next(store.groups())
+    memory = GroupSamples([rewarded(group, (0.1, 0.2, -0.3, 0.0))])  # their mean is 1.4e-17 in floating point
+    assert {example.completions[0] for example in examples(KTORecipe(), memory)} == {"0", "1", "2"}
+
+
+def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
+    with Store(run.store) as store:
+        group = next(store.groups())
+        bad = replace(group.samples[0], id="bad", index=9, completion="no", reward=None, failure=Failure("parse", "x"))
+        store.put_samples([bad], SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
+    texts = {example.completions[0] for example in examples(KTORecipe(), RunSamples(run))}
+    assert "no" not in texts
+    section = run.manifest.sampling
+    parts = {"reward": {"parts": {"ap": {"reward": "ap"}}, "unparsed_reward": -3.5}}
+    run.update(sampling={**section, "sampling": parts})
+    found = {example.completions[0]: example.scores[0] for example in examples(KTORecipe(), RunSamples(run))}
+    assert found["no"] == pytest.approx(-3.5 - (1.0 + 0.5 + 0.0 - 3.5) / 4)
+
+
+@pytest.mark.parametrize("baseline", ["mean", -1.0])
+def test_completions_of_one_kind_alone_are_refused(tmp_path, base, baseline):
+    run = sampled_run(tmp_path / "run", base, spread=False)
+    with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both kinds"):
+        examples(KTORecipe(baseline=baseline), RunSamples(run))
