@@ -160,6 +160,13 @@ class TrainingRecipe(KindSettings):
             settings = cls.find(values[cls.tag], str(values["engine"])).settings
         return settings
 
+    def find_algorithm(self) -> Any:
+        """Return the recipe's algorithm, as its engine trains it."""
+        algorithm = self.table.get(self.algorithm)
+        if algorithm is not None and algorithm.settings is type(self):
+            return algorithm
+        return self.find(self.algorithm, getattr(self, "engine", None))
+
     @property
     def algorithm_name(self) -> str:
         """Name of the algorithm, without its path."""

@@ -77,7 +77,7 @@ TrainingRecipe.engines = {
 
 def algorithm_of(recipe: TrainingRecipe) -> Algorithm:
     """Return the algorithm of a recipe, as its engine trains it."""
-    algorithm: Algorithm = TrainingRecipe.find(recipe.algorithm, getattr(recipe, "engine", None))
+    algorithm: Algorithm = recipe.find_algorithm()
     return algorithm
 
 

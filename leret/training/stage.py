@@ -31,7 +31,7 @@ from leret.rollouts.environment import (
     refuse_changes_since_sampling,
     training_tasks,
 )
-from leret.training.algorithms import algorithm_of
+from leret.training.algorithms import Algorithm
 from leret.training.data import examples_digest
 from leret.training.job import (
     CheckpointDirectory,
@@ -128,7 +128,7 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> TrainRepo
     from leret.training.driver import drive, publish
 
     began = time.monotonic()
-    algorithm = algorithm_of(job.recipe)
+    algorithm: Algorithm = job.recipe.find_algorithm()
     device = pick_device(job.recipe.device)
     threads = job.recipe.threads if device == "cpu" else None
     with training_process(threads), algorithm.engine(job, device) as engine:
@@ -163,14 +163,14 @@ def open_environment(
     Otherwise yield None.
     """
     several = run.section("sampling", "leret sample RECIPE").get("policies")
-    needed = algorithm_of(recipe).is_online or recipe.eval_steps or several
+    needed = recipe.find_algorithm().is_online or recipe.eval_steps or several
     return Environment.open(run, latest=True) if needed else nullcontext()
 
 
 def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
     """Make a job from a recipe and a run; ``environment`` comes from `open_environment`."""
     check_trackers(recipe.report_to)
-    algorithm = algorithm_of(recipe)
+    algorithm: Algorithm = recipe.find_algorithm()
     if environment is not None:
         recipe = _with_predictors(recipe, run, environment)
     initial = algorithm.find_initial(run, recipe)
@@ -188,9 +188,9 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         inputs = stored.inputs(recipe, run)
         digests = {"data": examples_digest(inputs)}
     digests["parent"] = initial.digest
-    code = sources_digest([recipe.algorithm, str(getattr(recipe, "engine", ""))])
-    if code is not None:
-        digests["algorithm"] = code
+    paths = [name for name in (recipe.algorithm, str(getattr(recipe, "engine", ""))) if ":" in name]
+    if paths:
+        digests["algorithm"] = str(sources_digest(paths))
     name = "id" if algorithm.is_online else "task_id"
     ids = {getattr(item, name) for item in inputs}
     _refuse_leaks(run, ids)

@@ -59,4 +59,4 @@ def test_an_engine_in_a_users_file_trains(run, file, tmp_path):  # noqa: F811
 
 def test_a_file_without_the_algorithm_is_refused(run, file):  # noqa: F811
     text = refused("train", f"{file}:REINFORCED", "--run", str(run.path))
-    assert "has no algorithm 'REINFORCED'; available: GRPO, REINFORCE" in text
+    assert "has no algorithm 'REINFORCED'; available: REINFORCE, GRPO" in text
