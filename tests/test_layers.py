@@ -130,15 +130,16 @@ def test_no_module_imports_itself_through_others():
 
 
 def test_the_library_is_small_and_not_dense():
-    house, _ = figures.rooms(MODULES)
+    house, shelf = figures.rooms(MODULES)
     n_nodes, n_statements = figures.nodes(MODULES.values()), figures.statements(MODULES.values())
-    assert figures.nodes(house.values()) <= 337_540, "remove code before adding more; lines and statements are free"
-    assert n_nodes / n_statements <= 12.2, "write out what is squeezed: an `if` of three lines is three lines"
+    assert figures.nodes(house.values()) <= 314_900, "remove code before adding more; lines and statements are free"
+    assert figures.nodes(shelf.values()) <= 26_500
+    assert n_nodes / n_statements <= 12.1, "write out what is squeezed: an `if` of three lines is three lines"
 
 
 def test_little_is_squeezed():
     counts = Counter(kind for path in MODULES.values() for kind, _ in figures.squeezed(path))
-    assert counts["nested or conditional comprehensions"] <= 5
+    assert counts["nested or conditional comprehensions"] <= 2
     assert counts["walrus expressions"] <= 4
     assert counts["lists or strings multiplied by a truth value"] == 0
     assert counts["empty words as variables"] <= 3
@@ -184,11 +185,11 @@ def test_nodes_and_statements_are_counted_as_ast_walk_does(tmp_path):
 
 def test_the_library_its_folders_and_its_functions_stay_small():
     house, _ = figures.rooms(MODULES)
-    assert len(house) <= 212
+    assert len(house) <= 198
     assert {
         name: n for name, n in figures.folders().items() if n > 12 and name not in {"leret", f"leret/{SHELF}"}
     } == {}
-    assert sum(size > figures.LARGE for size, _ in figures.functions(MODULES.values())) <= 32
+    assert sum(size > figures.LARGE for size, _ in figures.functions(MODULES.values())) <= 25
 
 
 def test_a_class_name_means_one_thing():

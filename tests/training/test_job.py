@@ -16,6 +16,7 @@ import transformers
 from leret.core import yaml
 from leret.core.errors import RunError
 from leret.training.job import CheckpointDirectory, Interrupt, TrainingRecord, training_process
+from leret.training.model import SavedPolicy
 from leret.training.stage import estimate, train, train_job
 from leret.training.stored.kto import KTORecipe
 from leret.training.stored.preference import DPORecipe, IPORecipe
@@ -72,7 +73,7 @@ def test_a_published_policy_has_its_record_and_card_and_nothing_else_stays(tmp_p
     directory = CheckpointDirectory(tmp_path, "sft")
     directory.final.mkdir(parents=True)
     (directory.path / "logs").mkdir()
-    RECORD.write(directory.final, "a method", 'C:\\a "model"', "peft")
+    RECORD.write(directory.final, "a method", SavedPolicy('C:\\a "model"', "peft"))
     directory.publish()
     assert [path.name for path in tmp_path.iterdir()] == ["sft"]
     assert {path.name for path in directory.policy.iterdir()} == {"README.md", "logs", "training.json"}
