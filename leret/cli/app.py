@@ -70,14 +70,18 @@ _REPLACED = {
     "score": "python -m leret.extras.score FILE",
     "store merge": "leret sample RECIPE --run RUN --merge SHARD",
     "trial": "leret sample RECIPE --trial",
-    "--engine": "--workers N",
-    "--max-batch": "--set max_batch=N",
-    "--max-body-mb": "--set max_body=BYTES",
-    "--max-documents": "--set max_documents=N",
-    "--max-k": "--set max_k=N",
-    "--max-waiting": "--set max_waiting=N",
-    "--skip-invalid": "--set data.skip_invalid=true",
-    "--to": "--out FILE.jsonl or --out FILE.parquet",
+    "sample --engine": "--workers N",
+    "serve retriever --drain": "--set drain_s=S",
+    "serve retriever --max-batch": "--set max_batch=N",
+    "serve retriever --max-body-mb": "--set max_body=BYTES",
+    "serve retriever --max-documents": "--set max_documents=N",
+    "serve retriever --max-k": "--set max_k=N",
+    "serve retriever --max-waiting": "--set max_waiting=N",
+    "data inspect --skip-invalid": "--set data.skip_invalid=true",
+    "index build --skip-invalid": "--set data.skip_invalid=true",
+    "sample --skip-invalid": "--set data.skip_invalid=true",
+    "store export --force": "another --out, or remove the file",
+    "store export --to": "--out FILE.jsonl or --out FILE.parquet",
 }
 """Commands and options of earlier versions, with what replaces them."""
 _GLOBAL = ("--debug", "--json")
@@ -213,7 +217,8 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
     if hasattr(error, "format_message"):
         command = error.ctx.command_path if error.ctx else "leret"
         message = error.format_message().rstrip(".")
-        replacement = _REPLACED.get(getattr(error, "option_name", ""))
+        option = f"{command.partition(' ')[2]} {getattr(error, 'option_name', '')}"
+        replacement = _REPLACED.get(option)
         if replacement is not None:
             message = f"no such option: {error.option_name}; use {replacement}"
         return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2

@@ -393,7 +393,7 @@ def list_recipes() -> None:
 
     names = [*REWARDS, *REWARD_SHELF]
     purposes = {name: bundled.purpose(name) for name in bundled.names()}
-    console.facts({**purposes, "rewards": names}, purposes)
+    console.facts({"recipes": purposes, "rewards": names}, purposes)
     rows = []
     for name in names:
         settings = settings_of(Part(name, name).loaded)

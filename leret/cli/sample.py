@@ -64,7 +64,13 @@ def sample(
             f"--shard {shard} cannot be used with --workers or --merge; remove one of them"
         )
     if trial:
+        if dry_run or merge or shard is not None or workers is not None:
+            raise ConfigError(
+                "--trial stands alone; remove --dry-run, --merge, --shard and --workers"
+            )
         return _show_trial(settings)
+    if dry_run and merge:
+        raise ConfigError("--dry-run merges nothing; remove it or --merge")
     console.warn_of_scope(settings.policy.model, settings.data.kind, settings.program.path)
     from leret.sampling.estimate import estimate  # slow to import, so check the recipe first
     from leret.sampling.sharding import RayCluster

@@ -128,11 +128,12 @@ def corrected(
             details = [_typo(detail, model, placed, more) for detail in error.errors()]
         typos = [typo for typo in details if typo is not None]
         kinds = [typo for typo in typos if typo[1] in TAGS]  # the kind decides which keys are known
-        if not typos:
-            return placed, problems
+        before = placed.value
         for key, right, value, message in kinds or typos:
             problems.append(f"{placed.at(key)}{dotted(key)}: {message}")
             placed = _replaced(placed, key, right, value, more)
+        if placed.value == before:
+            return placed, problems
 
 
 def _typo(

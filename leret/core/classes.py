@@ -93,7 +93,8 @@ def constructor_arguments(file: Path, name: str) -> list[str] | None:
 
 def is_path(name: str) -> bool:
     """Return True if a name has the form ``FILE.py:Name`` or ``package.module:Name``."""
-    return ":" in name
+    where, _, member = name.rpartition(":")
+    return bool(where and member)
 
 
 def is_in_file(name: str) -> bool:

@@ -100,8 +100,8 @@ class RetrieverKLRecipe(TrainingRecipe):
     def _has_no_validation(self) -> Self:
         if self.eval_steps is not None:
             raise ValueError(
-                "retriever-kl has no validation; remove eval_steps and compare with leret "
-                "eval-retriever"
+                "retriever-kl has no validation; remove eval_steps, and compare with "
+                "`leret search INDEX --questions FILE`"
             )
         return self
 

@@ -47,6 +47,9 @@ from leret.training.processes import is_main
 from leret.training.validation import open_validation
 from leret.training.watch import check_trackers
 
+_OF_AN_ENGINE = ("keep_rollouts", "reindex_rounds")
+"""Keys that engines on the shelf have, and that every recipe of an online algorithm had before."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainEstimate:
@@ -283,11 +286,27 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
     return TrainingRecord(**value)
 
 
+def _with_known_keys(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored recipe without the keys of other engines, which older versions stored as well.
+
+    They had no effect. `_OF_AN_ENGINE` are the keys that had one.
+    """
+    recipe = {}
+    for name, value in before.items():
+        if name in now or name in _OF_AN_ENGINE:
+            recipe[name] = value
+    for section in ("picker", "writer"):
+        if isinstance(now.get(section), dict):
+            recipe[section] = _with_known_keys(before[section], now[section])
+    return recipe
+
+
 def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
     where = job.directory.policy if job.directory.policy.is_dir() else job.directory.path
+    recipe = _with_known_keys(before["recipe"], job.key["recipe"])
     check_resumable(
         where,
-        {**before["recipe"], "digest": before["digest"]},
+        {**recipe, "digest": before["digest"]},
         {**job.key["recipe"], "digest": job.key["digest"]},
         free_keys(job.recipe),
         otherwise="choose another `name`, or remove that directory",

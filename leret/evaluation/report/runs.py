@@ -32,7 +32,8 @@ def list_runs(directory: Path) -> list[dict[str, Any]]:
                 listed.append({"run": root, "state": "unreadable", "error": str(error)})
     if not listed:
         raise RunError(
-            f"{directory} has no runs; name the directory of your runs, as in `leret compare runs`"
+            f"{directory} is neither a run nor a directory with runs; name one, as in "
+            "`leret compare DIR`"
         )
     return listed
 
