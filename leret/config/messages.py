@@ -128,12 +128,15 @@ def corrected(
             details = [_typo(detail, model, placed, more) for detail in error.errors()]
         typos = [typo for typo in details if typo is not None]
         kinds = [typo for typo in typos if typo[1] in TAGS]  # the kind decides which keys are known
-        before = placed.value
+        right_keys = placed
+        messages = []
         for key, right, value, message in kinds or typos:
-            problems.append(f"{placed.at(key)}{dotted(key)}: {message}")
-            placed = _replaced(placed, key, right, value, more)
-        if placed.value == before:
+            messages.append(f"{right_keys.at(key)}{dotted(key)}: {message}")
+            right_keys = _replaced(right_keys, key, right, value, more)
+        if right_keys.value == placed.value:
             return placed, problems
+        problems += messages
+        placed = right_keys
 
 
 def _typo(

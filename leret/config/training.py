@@ -299,11 +299,11 @@ class RoundRecipe(TrainingRecipe):
         """Leave out a key that is null where only an engine on the shelf has it, as in older recipes."""
         if not isinstance(value, Mapping):
             return value
-        kept = dict(value)
+        recipe = dict(value)
         for name in ("keep_rollouts", "reindex_rounds"):
-            if name not in cls.model_fields and name in kept and kept[name] is None:
-                del kept[name]
-        return kept
+            if name not in cls.model_fields and name in recipe and recipe[name] is None:
+                del recipe[name]
+        return recipe
 
     @model_validator(mode="after")
     def _compares_rollouts_by_their_outcome(self) -> Self:
