@@ -54,7 +54,7 @@ def test_runs_are_listed_in_every_form(tmp_path):
     assert r"r\_1 & " in succeeds("compare", tmp_path, "--form", "latex")
     [row] = json.loads(succeeds("compare", tmp_path, "--json"))["runs"]
     assert row["figures"] == {"measure": "recall", "systems": {"ipo": 1.0, "base": 0.0}}
-    assert "has no runs" in refused("compare", tmp_path / "none")
+    assert "is neither a run nor a directory with runs" in refused("compare", tmp_path / "none")
 
 
 def test_the_list_of_runs_shows_the_figures_at_80_columns(tmp_path, monkeypatch):

@@ -44,5 +44,5 @@ def test_runs_of_all_subdirectories_are_listed_with_state_and_figures(tmp_path):
 
 
 def test_a_directory_without_runs_is_refused(tmp_path):
-    with pytest.raises(RunError, match="no runs"):
+    with pytest.raises(RunError, match="neither a run nor a directory with runs"):
         list_runs(tmp_path / "missing")
