@@ -82,7 +82,9 @@ def compare_runs(
             if len(groups) == 1 or any(row["ci"]):
                 rows.append(row)
     systems = [_system(label, values, measures, resampling) for label, values in scores.items()]
-    paths = {name: [str(runs[i].path) for i in members] for name, members in groups.items()}
+    paths = {}
+    for name, members in groups.items():
+        paths[name] = [str(runs[i].path) for i in members]
     return {
         "measure": measure,
         "measures": measures,
