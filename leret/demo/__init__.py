@@ -1,84 +1,18 @@
-"""`leret demo`: run the shipped recipes with the shipped policy on a generated world."""
+"""A generated world of questions and documents, with a program and a metric for it.
+
+The shipped policy ``demo`` knows the world's words.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
-from leret.config.evaluation import EvalRecipe
-from leret.config.load import load_recipe
-from leret.config.sampling import SamplingRecipe
-from leret.core.progress import Progress
-from leret.core.runs import Run
-from leret.training.algorithms import TrainingRecipe
+import dspy
+
+from leret.programs.search import Found, Search
 
 if TYPE_CHECKING:
-    import dspy
-
-    from leret.evaluation.stage import EvalReport
     from leret.retrieval.base import Retriever
-
-TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
-"""Training recipes, in order.
-
-demo-sft-more is a control with as many steps as the two recipes before it together.
-"""
-_OF_SFT = 2  # the first two stages, sampling and demo-sft, are needed by all others
-_STOP_S = 30.0
-
-
-def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:
-    """Sample, train and evaluate in the run directory ``out``, or continue a stopped demo there."""
-    from leret.optimize.rounds import Recipe, run_stage, schedule
-
-    recipes: list[Recipe] = [
-        load_recipe(
-            "sampling/demo.yaml", SamplingRecipe, [f"data.seed={seed}", f"sampling.seed={seed}"]
-        ),
-        *(
-            load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
-            for name in TRAININGS
-        ),
-        load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]),
-    ]
-    run = Run.create(out)
-    stages = schedule(recipes, run)
-    for stage in stages[:_OF_SFT]:
-        run_stage(stage, run, progress=progress)
-    with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
-        for stage in stages[_OF_SFT:-2]:
-            run_stage(stage, run, progress=progress)
-    # These stages have run in the other process. If it failed, they run again; if not, their
-    # results are read.
-    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]
-    return cast("EvalReport", report)
-
-
-@contextmanager
-def _beside(run: Run, seed: int) -> Iterator[None]:
-    """Run the last training recipe and the evaluation in another process.
-
-    Leaving the block waits for the process.
-    """
-    from leret.http.endpoints import ApiKey
-    from leret.policies.serving.process import ServerProcess
-
-    recipes = [f"training/{TRAININGS[-1]}.yaml", "eval/demo.yaml"]
-    seeds = ["--set", f"train.seed={seed}", "--set", f"eval.seed={seed}"]
-    words = ["run", *recipes, "--run", str(run.path), *seeds]
-    log = run.cache / f"{TRAININGS[-1]}.log"
-    process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
-    try:
-        yield
-        while process.exit_code() is None:
-            time.sleep(0.1)
-    finally:
-        process.stop(_STOP_S)  # time to save a checkpoint
 
 
 class ExampleData(NamedTuple):
@@ -100,8 +34,6 @@ def example_data(
 
     Every question has two relevant documents. The text of the first document leads to the second.
     """
-    import dspy
-
     from leret.config.retriever import BM25Settings
     from leret.core.files import cache_directory
     from leret.datasets.corpus import Corpus
@@ -115,3 +47,26 @@ def example_data(
         sets[str(task.split)].append(example.with_inputs("question"))
     retriever = load_retriever(BM25Settings(), Corpus(documents), cache_directory() / "example")
     return ExampleData(sets["train"], sets["dev"], sets["test"], retriever)
+
+
+class MultiHop(dspy.Module):
+    """Searches twice: the second query is written after reading the first passages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write_query = dspy.Predict("question, context: list[str] -> query")
+        self.search = Search(k=3)
+
+    def forward(self, question: str) -> dspy.Prediction:
+        found = Found()
+        for _ in range(2):
+            query = self.write_query(question=question, context=found.passages).query
+            found = self.search(query, found)
+        return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)
+
+
+def recall(
+    example: dspy.Example, prediction: dspy.Prediction, trace: object | None = None
+) -> float:
+    """Return the share of the example's relevant documents that the program found; a DSPy metric."""
+    return len(set(example.gold) & set(prediction.doc_ids)) / len(example.gold)

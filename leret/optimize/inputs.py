@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.core.aio import submit
 from leret.core.dspy_internals import CLIENT_KEYS, complete_messages
-from leret.core.errors import ConfigError, DataError, LeretError, PolicyError, ProgramError, reason
+from leret.core.errors import DataError, LeretError, PolicyError, ProgramError, reason
 from leret.core.types import Outcome, Task, digest
 from leret.optimize.provider import LM, Provider
 from leret.policies.base import Completion, Policy, Request
@@ -267,7 +267,7 @@ def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
-def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
+def trained_lms(program: dspy.Module) -> dict[str, dspy.LM]:
     """Map predictors to the leret LMs to train.
 
     LeretError if there is none, or if one of them cannot be trained.
@@ -291,11 +291,6 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
             "dspy.LM"
         )
     for lm in set(lms.values()):
-        if n_samples > 1 and lm.kwargs.get("temperature") == 0:
-            raise ConfigError(
-                f"{lm.model} has temperature 0: all samples are identical; use "
-                "leret.LM(temperature=1.0)"
-            )
         try:
             find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:

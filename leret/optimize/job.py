@@ -126,7 +126,8 @@ class CompileJob:
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role for the LM that DSPy would call.
 
-        A call is sampled only if that LM is to be trained.
+        A call is sampled only if that LM is to be trained. Its temperature is the LM's, or the
+        plan's if the LM is greedy or has none.
         """
         name = need.predictor
         owner = name  # predictor whose LM is called
@@ -147,7 +148,7 @@ class CompileJob:
             self.policies[name],
             True,
             self.credit,
-            lm.kwargs.get("temperature"),
+            lm.kwargs.get("temperature") or None,
             lm.kwargs.get("max_tokens"),
         )
 
@@ -183,7 +184,7 @@ def open_job(
     originals = with_weights(program)
     adapter = current_adapter()
     budget = CallBudget(settings.max_lm_calls)
-    trained = trained_lms(program, settings.samples)
+    trained = trained_lms(program)
     for policy in map(policy_of, trained.values()):
         if isinstance(policy, LocalPolicy):
             policy.model.check_trainable()

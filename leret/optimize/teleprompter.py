@@ -138,7 +138,8 @@ class LeReT(
 
         Args:
             student: program with an LM on every predictor. Each `leret.LM` is trained once, for all
-                its predictors; other LMs answer their predictors and are not trained.
+                its predictors; other LMs answer their predictors and are not trained. Samples are
+                drawn at the LM's temperature, or at 1 if that is 0.
             trainset: examples with inputs to sample from.
             teacher: one or more programs with the same predictors as the student.
             valset: examples for choosing the best program, by ``metric`` at temperature 0, among

@@ -26,6 +26,15 @@ def test_a_teacher_gives_prompts(trainings):
     assert not any("a demo" in text or "of the teacher" in text for text in rows)  # distilled into the student's prompt
 
 
+@pytest.mark.parametrize(("temperature", "sampled"), [(0.0, 1.0), (0.5, 0.5)])
+def test_a_greedy_lm_is_sampled_at_temperature_1_and_stays_greedy(temperature, sampled, trainings):
+    policy = Words("words")
+    student = student_of(lm=fake_lm(policy=policy, temperature=temperature))
+    optimized = leret_of().compile(student, trainset=TRAIN)
+    assert {request.temperature for request in policy.requests} == {sampled}
+    assert optimized.write.lm.kwargs["temperature"] == temperature
+
+
 TITLED = [example(i, gold=[], gold_titles={WORDS[i % 6].title()}) for i in range(8)]
 
 
@@ -77,7 +86,6 @@ REFUSED = {
     "no completion parses": (lambda: student_of(lm=fake_lm(policy=Words("words", text=" "))), {}, "pars"),
     "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
     "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no local weights"),
-    "temperature 0": (lambda: student_of(lm=fake_lm(temperature=0.0)), {}, "temperature 0"),
     "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no training examples"),
     "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
     "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),
