@@ -242,3 +242,10 @@ def test_every_key_is_documented_and_every_documented_key_exists(section):
     assert told - known == set()
     of_engines = {key for key in known if key.startswith("retriever.")}  # the rest is in docs/reference/retrieval.md
     assert known - told - undocumented - of_engines == set()
+
+
+def test_the_readme_is_short():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.split()) <= 900
+    first = next(body for name, body in blocks("python") if name == "README.md")
+    assert len(first.splitlines()) <= 15
