@@ -79,7 +79,7 @@ def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: in
     import requests
 
     from leret.config.retriever import RemoteSettings
-    from leret.retrieval.clients.leret import Remote
+    from leret.retrieval.clients.remote import Remote
 
     dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
     want: dict[str, list[str]] = json.loads(expected.read_text())

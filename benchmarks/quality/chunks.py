@@ -18,7 +18,7 @@ from pathlib import Path
 
 from leret.config.data import FileSettings
 from leret.core.types import Task
-from leret.datasets.chunk import chunks_of, tokens_of
+from leret.datasets.chunk import chunks_of, token_counter
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
 from leret.datasets.splits import rank_of
@@ -53,7 +53,7 @@ def found_by_itself(bm25: BM25, chunks: Corpus, parents: list[str]) -> tuple[int
 
 
 def main(data: Path) -> None:
-    count = tokens_of("english")
+    count = token_counter("english")
     print("| set | tokens | documents or chunks | documents @3 | @10 | passages @3 | @10 | found by itself |")
     print("|---|---|---|---|---|---|---|---|")
     for name in SETS:

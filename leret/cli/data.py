@@ -99,14 +99,14 @@ def chunk(
     form: FormatOption = None,
 ) -> None:
     """Split documents into chunks at sentence ends. A chunk has the id doc#i and its document's id as parent."""
-    from leret.datasets.chunk import tokens_of, words, write_chunks
+    from leret.datasets.chunk import count_words, token_counter, write_chunks
     from leret.datasets.load import load_corpus
 
     if Path(corpus).resolve() == out.resolve():
         raise ConfigError(f"--out {out} is the corpus itself; choose another file")
     documents = load_corpus(_settings(None, form, corpus, corpus, []))
     console.warn_of_skipped(corpus, documents.skipped)
-    count = tokens_of(tokenizer) if tokenizer else words
+    count = token_counter(tokenizer) if tokenizer else count_words
     n = write_chunks(documents, out, tokens, count, header)
     facts({"n_documents": len(documents), "n_chunks": n}, {})
     done(f"{n:,} chunks of {len(documents):,} documents in {out}")

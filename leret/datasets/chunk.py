@@ -23,7 +23,15 @@ Count = Callable[[Sequence[str]], list[int]]
 """Function that returns the length of each text, in words or tokens."""
 
 _SENTENCE_END = re.compile(
-    r"""(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St)\.)(?<!\bMrs\.)["'”’)\]]*\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*"""
+    r"""
+    (?<=[.!?…])
+    (?<!\b[A-Z]\.) (?<!\b(?:Dr|Mr|Ms|St)\.) (?<!\bMrs\.)  # not after an initial or a title
+    ["'”’)\]]* \s+
+    (?=[^\sa-z])        # a sentence does not begin with a small letter
+    | (?<=[。！？])
+    | \n\s*
+    """,
+    re.VERBOSE,
 )
 _WORD_END = re.compile(r"\s+")
 _CHARACTER_END = re.compile(r"(?<=.)", re.DOTALL)
@@ -54,29 +62,30 @@ def chunks_of(document: Document, size: int, count: Count, header: str = "") -> 
 
     Args:
         document: a document, or a chunk to split again.
-        size: maximum length of title, header and text together, because retrievers read all of
-            them. The text gets at least half of it, even after a long title.
+        size: length limit of title, header and text together, because retrievers read all of
+            them. If title and header take more than half of it, the text may still take half, and
+            the chunk is longer.
         count: function that measures texts.
         header: template with ``{title}`` and ``{doc_id}`` for the first line of each chunk's text;
             empty for none.
     """
-    head = header.format(title=document.title, doc_id=document.doc_id).strip()
-    used = sum(count([document.title, head]))
+    first_line = header.format(title=document.title, doc_id=document.doc_id).strip()
+    used = sum(count([document.title, first_line]))
     room = max(size - used, size // 2)
     parent = document.parent or document.doc_id
     for i, (start, end) in enumerate(_spans(document.text, room, count)):
         doc_id = f"{document.doc_id}#{i}"
         body = document.text[start:end].strip()
-        text = "\n".join(filter(None, [head, body]))
+        text = "\n".join(filter(None, [first_line, body]))
         yield replace(document, doc_id=doc_id, text=text, parent=parent)
 
 
-def words(texts: Sequence[str]) -> list[int]:
+def count_words(texts: Sequence[str]) -> list[int]:
     """Count words: runs of characters without white space."""
     return [len(text.split()) for text in texts]
 
 
-def tokens_of(tokenizer: str) -> Count:
+def token_counter(tokenizer: str) -> Count:
     """Return a function that counts tokens, without special tokens.
 
     ``tokenizer`` is a directory with tokenizer.json, the name of a policy that ships with leret, or
@@ -110,36 +119,35 @@ def _spans(text: str, room: int, count: Count) -> list[tuple[int, int]]:
     def length(spans: Sequence[tuple[int, int]]) -> list[int]:
         return count([text[start:end].strip() for start, end in spans])
 
-    units = [(0, len(text))]
+    pieces = [(0, len(text))]
     for ends in (_SENTENCE_END, _WORD_END, _CHARACTER_END):
-        parts: list[tuple[int, int]] = []
-        for unit, n in zip(units, length(units), strict=True):
+        shorter: list[tuple[int, int]] = []
+        for piece, n in zip(pieces, length(pieces), strict=True):
             if n > room:
-                parts += _split(text, unit, ends)
+                shorter += _split(text, piece, ends)
             else:
-                parts.append(unit)
-        units = parts
-    lengths = length(units)
+                shorter.append(piece)
+        pieces = shorter
+    lengths = length(pieces)
     spans = []
     first = 0
-    while first < len(units):
-        last = first + 1
+    while first < len(pieces):
+        stop = first + 1
         total = lengths[first]
-        while last < len(units) and total + lengths[last] <= room:
-            total += lengths[last]
-            last += 1
-        span = (units[first][0], units[last - 1][1])
+        while stop < len(pieces) and total + lengths[stop] <= room:
+            total += lengths[stop]
+            stop += 1
+        span = (pieces[first][0], pieces[stop - 1][1])
         # A tokenizer may need more tokens for a text than for its parts.
-        while last > first + 1 and length([span])[0] > room:
-            last -= 1
-            span = (units[first][0], units[last - 1][1])
+        while stop > first + 1 and length([span])[0] > room:
+            stop -= 1
+            span = (pieces[first][0], pieces[stop - 1][1])
         spans.append(span)
-        first = last
+        first = stop
     return spans
 
 
 def _split(text: str, span: tuple[int, int], ends: re.Pattern[str]) -> list[tuple[int, int]]:
-    first, last = span
-    cuts = [match.end() for match in ends.finditer(text, first, last)]
-    spans = pairwise([first, *cuts, last])
+    cuts = [match.end() for match in ends.finditer(text, *span)]
+    spans = pairwise([span[0], *cuts, span[1]])
     return [(start, end) for start, end in spans if text[start:end].strip()]

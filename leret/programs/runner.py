@@ -60,10 +60,10 @@ class ProgramRunner:
         """
         need = self.replay.run(task, steps, results, self.retrieve, check)
         if isinstance(need, NeedsSearch):
-            return await self.search_on(need, task, steps, results, check)
+            return await self.answer_search(need, task, steps, results, check)
         return need
 
-    async def search_on(
+    async def answer_search(
         self,
         need: NeedsSearch,
         task: Task,
@@ -75,7 +75,7 @@ class ProgramRunner:
         results[need.key] = await self._search(need)
         return await self.advance(task, steps, results, check)
 
-    async def deep(
+    async def deep_ids(
         self, need: NeedsCompletion | Finished, n_steps: int, depth: int
     ) -> tuple[tuple[str, ...], ...]:
         """Return the ids of the top ``depth`` documents for each query after ``n_steps`` completions."""

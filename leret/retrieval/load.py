@@ -68,7 +68,7 @@ ENGINES = {
     "colbert": EngineKind(kinds.ColbertSettings, "engines.colbert:ColbertIndex", "index"),
     "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
-    "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus"),
+    "remote": EngineKind(kinds.RemoteSettings, "clients.remote:Remote", "corpus"),
     "none": EngineKind(kinds.NoRetrieverSettings, "base:NoRetriever", "server"),
 }
 """Retriever kinds, by `retriever.kind`."""
@@ -373,7 +373,7 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
             )
         settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=30.0)
         remote = ENGINES["remote"].load()(settings)
-        served = remote.served()
+        served = remote.info()
         return OpenRetriever(remote, served.engine, served.corpus, served.documents)
     directory = Path(index)
     retriever = open_index(directory)

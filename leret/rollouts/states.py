@@ -342,7 +342,9 @@ class StateSampler:
                 ranking = merge(chain.from_iterable(search.added for search in need.searches))
             if role.sampled and failure is None:
                 n_steps = len(point.steps) + 1
-                deep = await self._runner.deep(need, n_steps, self._depth) if self._depth else ()
+                deep = (
+                    await self._runner.deep_ids(need, n_steps, self._depth) if self._depth else ()
+                )
                 outcome = Outcome(
                     point.task, text, deepcopy(outputs), ranking, prediction, n_steps, deep
                 )
@@ -424,7 +426,7 @@ class StateSampler:
         for point in (*path.points[:-1], path.end):
             deep: tuple[tuple[str, ...], ...] = ()
             if self._depth:
-                deep = await self._runner.deep(point.need, len(point.steps), self._depth)
+                deep = await self._runner.deep_ids(point.need, len(point.steps), self._depth)
             outcomes.append(None if point.unparsed else point.outcome(deep))
         discounted_return = self._crediting.discounted_return
         value = await asyncio.to_thread(discounted_return, outcomes, self._plan.gamma)

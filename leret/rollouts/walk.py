@@ -81,7 +81,7 @@ class Point:
                 end.exception()
             else:
                 if isinstance(need, NeedsSearch):  # the search has no answer yet
-                    end = started(runner.search_on(need, self.task, path, self.results, check))
+                    end = started(runner.answer_search(need, self.task, path, self.results, check))
                 else:
                     end.set_result(need)
             reached = Reached(step, outputs, end)

@@ -306,7 +306,7 @@ async def _ends(
             if isinstance(after.need, Finished):
                 end["prediction"] = after.need.prediction
             if depth:
-                end["deep"] = await runner.deep(after.need, sample.step + 1, depth)
+                end["deep"] = await runner.deep_ids(after.need, sample.step + 1, depth)
             ends[sample.id] = end
             if sample.id == chosen.get(sample.step):
                 following = after

@@ -105,7 +105,9 @@ def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
         return recipe.model_copy(update={"writer": writer})
     if recipe.learning_rate is not None or not isinstance(recipe, WriterKeys):
         return recipe
-    n_parameters = count_parameters(initial.directory) or 10**9  # a server has the weights
+    n_parameters = (
+        count_parameters(initial.directory) or 10**9
+    )  # unknown if a server has the weights
     rate = recipe.learning_rate_for(n_parameters)
     logging.getLogger("leret").info(
         "%s: learning_rate %g, chosen for %.3g parameters",
@@ -167,8 +169,12 @@ def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[s
     rounds = run.manifest.rounds
     if sampled_settings(run, predictors).get("kind") != "local" or not rounds:
         return
-    digests = rounds[0].get("digests", {"": rounds[0]["digest"]})
-    if digests and digest not in {digests.get(name, digests[""]) for name in predictors or [""]}:
+    first = rounds[0]
+    digests = first.get("digests", {"": first["digest"]})  # by predictor; "" is the default policy
+    if not digests:
+        return
+    sampled = {digests.get(name, digests[""]) for name in predictors or [""]}
+    if digest not in sampled:
         raise TrainingError(
             f"the policy in {path} is no longer the one that {run.path} was sampled from, because "
             "its files changed; restore the files, or sample a new run with the changed policy"
@@ -185,8 +191,12 @@ def load_for_training(
     """
     frozen = lora is not None and dtype == "bfloat16"
     base = adapter_base(initial.directory)
-    more = quantized(lora.quantization) if lora is not None and lora.quantization else {}
-    model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32", **more)
+    quantization = (
+        quantization_arguments(lora.quantization) if lora is not None and lora.quantization else {}
+    )
+    model = load_weights(
+        base or initial.directory, "bfloat16" if frozen else "float32", **quantization
+    )
     if base is not None:
         model = _with_adapter(model, initial.directory, lora)
     _disable_dropout(model)
@@ -212,7 +222,7 @@ def _disable_dropout(model: Any) -> None:
                 setattr(module, name, 0.0)
 
 
-def quantized(kind: str) -> dict[str, Any]:
+def quantization_arguments(kind: str) -> dict[str, Any]:
     """Return ``from_pretrained`` arguments that load a frozen base in 4 bits on this process's GPU.
 
     Source: QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3 (``nf4`` and double

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document
-from leret.datasets.chunk import chunks_of, tokens_of, words, write_chunks
+from leret.datasets.chunk import chunks_of, count_words, token_counter, write_chunks
 from leret.datasets.corpus import Corpus
 from tests.datasets.writing import json_lines, load
 from tests.first_steps import read_lines, refused, succeeds
@@ -18,11 +18,11 @@ SENTENCES = [
     "It was 3.14 m long, e.g. too long!",
     "A new paragraph.",
 ]
-TOKENS = tokens_of("english")
+TOKENS = token_counter("english")
 PARTS = [*"aZé.?!\n ", " and ", "Mr. ", "\U0001f600", "end. ", "\ud800"]
 
 
-def texts(text, size, count=words, **options):
+def texts(text, size, count=count_words, **options):
     return [chunk.text for chunk in chunks_of(Document("d", "", text), size, count, **options)]
 
 
@@ -38,27 +38,27 @@ def test_a_sentence_that_is_too_long_is_split_at_words_and_a_word_at_characters(
     assert (len(pieces) > 1, "".join(pieces)) == (True, "x" * 100)
 
 
-@pytest.mark.parametrize("count", [words, TOKENS])
+@pytest.mark.parametrize("count", [count_words, TOKENS])
 @given(text=st.lists(st.sampled_from(PARTS), max_size=60).map("".join), size=st.integers(8, 20))
 def test_no_word_is_lost_and_no_chunk_is_too_long(count, text, size):
     pieces = texts(text, size, count)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(n <= size for n in count(pieces))
-    if count is words:  # which splits no word
+    if count is count_words:  # which splits no word
         assert " ".join(pieces).split() == text.split()
 
 
 def test_title_and_header_count_and_leave_half_of_the_tokens_to_the_text():
     document = Document("d", "The title", "One two three. Four five six. Seven.")
-    chunks = list(chunks_of(document, 8, words, "{doc_id}: {title}"))
+    chunks = list(chunks_of(document, 8, count_words, "{doc_id}: {title}"))
     assert [chunk.text for chunk in chunks] == [
         f"d: The title\n{s}" for s in ("One two three.", "Four five six. Seven.")
     ]
     assert [(chunk.doc_id, chunk.parent, chunk.title) for chunk in chunks] == [
         (f"d#{i}", "d", "The title") for i in (0, 1)
     ]
-    assert list(chunks_of(Document("d", "Title", ""), 8, words)) == [Document("d#0", "Title", "", "d")]
-    assert [c.parent for c in chunks_of(Document("d#0", "", "A. B.", "d"), 8, words)] == ["d"]
+    assert list(chunks_of(Document("d", "Title", ""), 8, count_words)) == [Document("d#0", "Title", "", "d")]
+    assert [c.parent for c in chunks_of(Document("d#0", "", "A. B.", "d"), 8, count_words)] == ["d"]
 
 
 def test_chunks_are_a_corpus_that_keeps_parents(tmp_path):
@@ -76,11 +76,11 @@ def test_chunks_are_a_corpus_that_keeps_parents(tmp_path):
 
 def test_mistakes_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"fields \{title\} and \{doc_id\}"):
-        write_chunks(Corpus([]), tmp_path / "out", 8, words, "{name}")
+        write_chunks(Corpus([]), tmp_path / "out", 8, count_words, "{name}")
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigError, match=r"tokenizer\.json does not exist"):
-        tokens_of(str(tmp_path))
+        token_counter(str(tmp_path))
     with pytest.raises(RetrievalError, match="--tokenizer: no model directory"):
-        tokens_of(str(tmp_path / "none"))
+        token_counter(str(tmp_path / "none"))
     corpus = json_lines(tmp_path / "c.jsonl", [{"doc_id": "d", "text": "x"}])
     assert "is the corpus itself" in refused("data", "chunk", corpus, "--out", corpus)

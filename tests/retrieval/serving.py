@@ -17,7 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from leret.config.retriever import RemoteSettings
 from leret.core.types import Passage
 from leret.http.serving import serve
-from leret.retrieval.clients.leret import Remote
+from leret.retrieval.clients.remote import Remote
 from leret.retrieval.load import OpenRetriever
 from leret.retrieval.server.app import RetrieverServer
 from leret.retrieval.server.schemas import ServerSettings

@@ -8,7 +8,7 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Passage
 from leret.retrieval.base import PartialResultsError, Retriever
 from leret.retrieval.caching import CachedRetriever, with_cache
-from leret.retrieval.clients.leret import Remote
+from leret.retrieval.clients.remote import Remote
 
 ODD = ["", "a\x00b", "\ud800", "x" * 100_000, "é", "e\u0301", "SELECT '", "a\nb"]
 

@@ -1,4 +1,7 @@
-"""SFT: on best completions (LeReT's context distillation), reference answers or documents."""
+"""Supervised fine-tuning on sampled completions, reference answers or documents.
+
+Training on a state's best samples under the zero-shot prompt is LeReT's context distillation.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +57,12 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
     match recipe.targets:
         case "answer" | "document":
             return _references(recipe, samples)
-        case chosen:
-            how = (chosen, recipe.require_spread, recipe.max_targets, recipe.seed)
+        case choice:
+            spread, limit, seed = recipe.require_spread, recipe.max_targets, recipe.seed
     targets = []
     for group in samples.groups():
-        for target in state_targets(group, *how):
-            targets.append(_target(group, target))
+        chosen = state_targets(group, choice, spread, limit, seed)
+        targets += [_target(group, target) for target in chosen]
     if not targets:
         raise TrainingError(
             "the run has no targets for SFT: no state has samples that differ in reward. Sample "
@@ -72,10 +75,9 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
 def _target(group: StateSamples, target: Sample) -> TrainingExample:
     """Return a sample as a target.
 
-    Its end token is not learnt at a state with more than 10 % cut samples.
-
-    There only short completions show how they end, and learning from them would make all answers
-    end early.
+    The loss excludes its end token if more than 10 % of the state's samples were cut. Only short
+    samples show an end there, and learning it would make all answers short. A cut target has no end
+    token to exclude.
     """
     n_cut = sum(sample.is_cut for sample in group.samples)
     learns_end = target.is_cut or n_cut <= len(group.samples) / 10
@@ -92,7 +94,7 @@ def _references(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
     if not isinstance(samples, RunSamples):
         raise TrainingError(
             f"targets: {kind} needs tasks, which only runs of `leret sample` have; set targets: "
-            "best"
+            "best or random"
         )
     run = samples.run
     environment = Environment.open(run)
@@ -146,11 +148,12 @@ def collate_targets(
     """
     from leret.policies.local.packing import collate
 
-    batch = collate([_sequence(row) for row in rows], pad, packed=packed)
+    batch = collate([_prompt_and_completion(row) for row in rows], pad, packed=packed)
     masks = batch.pop("completion_mask")
     for mask, row in zip(masks, rows, strict=True):
         if row["labels"][-1] == IGNORED:
-            mask[mask.nonzero()[-1]] = 0
+            end_token = mask.nonzero()[-1]
+            mask[end_token] = 0
     batch["labels"] = batch["input_ids"].masked_fill(masks == 0, IGNORED)
     return batch
 
@@ -182,19 +185,22 @@ def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[list[int]]]:
 
 
 def oracle_loss(recipe: SFTRecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean negative log-probability of the targets' tokens."""
+    """Return the mean negative log-probability of the targets' tokens.
+
+    It is computed by plain forward passes, to check the trainer's loss.
+    """
     import torch
 
     logps = []
     for row in rows:
-        values = completion_logps(model, *_sequence(row))
+        values = completion_logps(model, *_prompt_and_completion(row))
         if row["labels"][-1] == IGNORED:
             values = values[:-1]
         logps.append(values)
     return float(-torch.cat(logps).mean())
 
 
-def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+def _prompt_and_completion(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     ids, labels = row["input_ids"], row["labels"]
     n_prompt = labels.count(IGNORED)
     if labels[-1] == IGNORED:  # an end token that is not learnt
@@ -205,6 +211,8 @@ def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 def _describe(recipe: SFTRecipe) -> str:
     if recipe.targets == "answer":
         return "supervised fine-tuning on reference answers"
+    if recipe.targets == "document":
+        return "supervised fine-tuning on the first words of gold documents"
     return f"supervised fine-tuning on the {recipe.targets} completions of each state"
 
 

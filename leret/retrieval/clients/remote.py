@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any, Literal
 
 from pydantic import BaseModel, PositiveInt, ValidationError
@@ -30,7 +29,11 @@ from leret.http.endpoints import ApiKey, RateLimit
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, has_terms
 from leret.retrieval.clients.base import SearchClient, rankings_of
 
-Named = Literal["id", "title", "row"]
+DocIdSource = Literal["id", "title", "row"]
+
+
+_Values = tuple[Any, Any, Any, Any, Any]
+"""Id, title, text, score and parent of a passage; parent is None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,17 @@ class SearchProtocol:
     batched: bool  # allows several queries per request
     call: Callable[[Sequence[str], int], Call]  # builds a request from queries and k
     rankings: Callable[[Answer], list[Any]]  # returns one list of rows per query
-    # returns id, title, text, score, and parent if known
-    values: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    values: Callable[[Mapping[str, Any]], _Values]
 
-    def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
+    def read(
+        self, answer: Answer, n_queries: int, k: int, doc_id_from: DocIdSource = "id"
+    ) -> list[Ranking]:
         """Parse a response into rankings of at most ``k`` passages.
 
         Raise RetryableError if it is malformed.
 
-        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``,
-        that id is a row number, which the caller replaces.
+        A passage's doc_id is its title or the server's id (``doc_id_from``). With ``"row"``, that
+        id is a row number, which the caller replaces.
         """
         lists = self.rankings(answer)
         if len(lists) != n_queries:
@@ -60,17 +64,17 @@ class SearchProtocol:
                 raise answer.malformed("a ranking that is not a list")
             passages: dict[str, Passage] = {}
             for row in rows[:k]:
-                passage = self._passage(row, named, answer)
+                passage = self._passage(row, doc_id_from, answer)
                 passages.setdefault(passage.doc_id, passage)
             rankings.append(tuple(passages.values()))
         return rankings
 
-    def _passage(self, row: Any, named: Named, answer: Answer) -> Passage:
+    def _passage(self, row: Any, doc_id_from: DocIdSource, answer: Answer) -> Passage:
         try:
-            server_id, title, text, score, parent = (*self.values(row), None)[:5]
-            doc_id = title if named == "title" else server_id
+            server_id, title, text, score, parent = self.values(row)
+            doc_id = title if doc_id_from == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
-                missing = "title" if named == "title" else "id"
+                missing = "title" if doc_id_from == "title" else "id"
                 raise ValueError(
                     f"the document has no {missing}; set retriever.doc_id to another field"
                 )
@@ -104,17 +108,17 @@ def split_passage(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _colbert_values(row: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+def _colbert_values(row: Mapping[str, Any]) -> _Values:
     whole = row["text"] if "text" in row else row["long_text"]
     title, text = split_passage(whole)
     if isinstance(row.get("title"), str):
         title = row["title"]
         text = whole.removeprefix(f"{title} | ") if title else whole
     doc_id = row["doc_id"] if "doc_id" in row else row["pid"]
-    return doc_id, title, text, row["score"]
+    return doc_id, title, text, row["score"], None
 
 
-def _retrieve_values(row: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
+def _retrieve_values(row: Mapping[str, Any]) -> _Values:
     document = row["document"]
     if "text" in document:
         title = document.get("title", "")
@@ -123,7 +127,7 @@ def _retrieve_values(row: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
         title, text = split_passage(document["contents"])
         title = document.get("title", title)
     doc_id = document.get("id", document.get("doc_id", ""))
-    return doc_id, title, text, row["score"]
+    return doc_id, title, text, row["score"], None
 
 
 def _list(answer: Answer, key: str) -> list[Any]:
@@ -134,38 +138,60 @@ def _list(answer: Answer, key: str) -> list[Any]:
     return value
 
 
-_LERET_VALUES = itemgetter("doc_id", "title", "text", "score")
-_COLBERT = (lambda answer: [_list(answer, "topk")], _colbert_values)
+def _leret_values(row: Mapping[str, Any]) -> _Values:
+    return row["doc_id"], row["title"], row["text"], row["score"], row.get("parent")
+
+
+def _post_leret(queries: Sequence[str], k: int) -> Call:
+    return Call("POST", "/search", json={"queries": list(queries), "k": k})
+
+
+def _post_colbert(queries: Sequence[str], k: int) -> Call:
+    return Call("POST", json={"query": queries[0], "k": k})
+
+
+def _get_colbert(queries: Sequence[str], k: int) -> Call:
+    return Call("GET", "", {"query": queries[0], "k": str(k)})
+
+
+def _post_retrieve(queries: Sequence[str], k: int) -> Call:
+    return Call("POST", "", json={"queries": list(queries), "topk": k, "return_scores": True})
+
+
+def _one_ranking(answer: Answer) -> list[Any]:
+    return [_list(answer, "topk")]
+
 
 PROTOCOLS = {
     "leret": SearchProtocol(
-        True,
-        lambda queries, k: Call("POST", "/search", json={"queries": list(queries), "k": k}),
-        lambda answer: _list(answer, "rankings"),
-        lambda row: (*_LERET_VALUES(row), row.get("parent")),
+        batched=True,
+        call=_post_leret,
+        rankings=partial(_list, key="rankings"),
+        values=_leret_values,
     ),
     "colbert": SearchProtocol(
-        False, lambda queries, k: Call("POST", json={"query": queries[0], "k": k}), *_COLBERT
+        batched=False, call=_post_colbert, rankings=_one_ranking, values=_colbert_values
     ),
     "colbert-get": SearchProtocol(
-        False, lambda queries, k: Call("GET", "", {"query": queries[0], "k": str(k)}), *_COLBERT
+        batched=False, call=_get_colbert, rankings=_one_ranking, values=_colbert_values
     ),
     "retrieve": SearchProtocol(
-        True,
-        lambda queries, k: Call(
-            "POST", "", json={"queries": list(queries), "topk": k, "return_scores": True}
-        ),
-        lambda answer: _list(answer, "result"),
-        _retrieve_values,
+        batched=True,
+        call=_post_retrieve,
+        rankings=partial(_list, key="result"),
+        values=_retrieve_values,
     ),
 }
 """Protocols by ``retriever.protocol``."""
 
 _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
-"""Statuses after which a batch is split: a single query or the batch size may be the cause."""
+"""Statuses after which a batch is split: a single query or the batch size may be the cause.
+
+200: the response was larger than `leret.http.client.MAX_BYTES`.
+"""
 
 
-class Served(BaseModel, frozen=True):
+class ServerInfo(BaseModel, frozen=True):
     """Response of a ``leret`` server to GET /health."""
 
     engine: str
@@ -204,7 +230,7 @@ class Remote(CallableRetriever, SharedInstance):
         self._accept_empty = self._is_leret
         if settings.accept_empty is not None:
             self._accept_empty = settings.accept_empty
-        self._served: Served | None = None
+        self._info: ServerInfo | None = None
 
     @property
     def digest(self) -> str:
@@ -214,35 +240,35 @@ class Remote(CallableRetriever, SharedInstance):
         """
         settings = self._settings
         if not self._is_leret:
-            named = settings.name or sorted(self._client.urls)
-            return digest("remote", settings.protocol, settings.doc_id, named)
-        index = self.served().index
+            index_name = settings.name or sorted(self._client.urls)
+            return digest("remote", settings.protocol, settings.doc_id, index_name)
+        index = self.info().index
         if settings.doc_id == "id":
             return index
         return digest("remote", index, settings.doc_id)
 
     @property
     def names_its_index(self) -> bool:
-        """Return whether the digest identifies the served index. A digest of URLs does not."""
+        """Whether the digest identifies the served index; a digest of URLs does not."""
         return self._is_leret or self._settings.name is not None
 
-    def served(self) -> Served:
+    def info(self) -> ServerInfo:
         """Return a ``leret`` server's description, requested once.
 
         Raise RetrievalError if its corpus is different.
         """
-        if self._served is None:
-            served = self._client.ask((Call("GET", "/health"), _served))
+        if self._info is None:
+            info = self._client.ask((Call("GET", "/health"), _read_info))
             wanted = None if self._corpus is None else self._corpus.digest
-            if wanted is not None and served.corpus is not None and served.corpus != wanted:
+            if wanted is not None and info.corpus is not None and info.corpus != wanted:
                 raise RetrievalError(
                     f"{self._client.urls[0]} serves an index of a different corpus "
-                    f"({served.documents} documents, digest {served.corpus}; data.corpus has "
+                    f"({info.documents} documents, digest {info.corpus}; data.corpus has "
                     f"{len(self._corpus or ())} documents, digest {wanted}); "
                     "change data.corpus, or serve an index of data.corpus"
                 )
-            self._served = served
-        return self._served
+            self._info = info
+        return self._info
 
     def check(self) -> None:
         """Raise RetrievalError if the server does not answer in this protocol.
@@ -250,9 +276,9 @@ class Remote(CallableRetriever, SharedInstance):
         Retry while the server restarts.
         """
         if self._is_leret:
-            self.served()
+            self.info()
         else:
-            read = partial(self._protocol.read, n_queries=1, k=1, named=self._settings.doc_id)
+            read = partial(self._protocol.read, n_queries=1, k=1, doc_id_from=self._settings.doc_id)
             self._client.ask((self._protocol.call(["health"], 1), read))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -262,10 +288,11 @@ class Remote(CallableRetriever, SharedInstance):
         """
         k = clip_k(k, k)
         asked = [i for i, query in enumerate(queries) if has_terms(query)]
-        most = self._settings.queries_per_request if self._protocol.batched else 1
+        batch_size = self._settings.queries_per_request if self._protocol.batched else 1
         if self._is_leret:
-            most = min(most, self.served().max_queries or most)
-        batches = [asked[start : start + most] for start in range(0, len(asked), most)]
+            batch_size = min(batch_size, self.info().max_queries or batch_size)
+        starts = range(0, len(asked), batch_size)
+        batches = [asked[start : start + batch_size] for start in starts]
         outcomes: list[Ranking | HttpError] = [()] * len(queries)
         while batches:
             questions = []
@@ -273,28 +300,28 @@ class Remote(CallableRetriever, SharedInstance):
                 call = self._protocol.call([queries[i] for i in batch], k)
                 read = partial(self._read, n_queries=len(batch), k=k)
                 questions.append((call, read))
-            again: list[list[int]] = []
+            halves: list[list[int]] = []
             for batch, answer in zip(batches, self._client.ask_each(questions), strict=True):
                 is_rejected = isinstance(answer, RejectedError) and answer.status in _ABOUT_A_QUERY
                 if is_rejected and len(batch) > 1:
                     middle = len(batch) // 2
-                    again += [batch[:middle], batch[middle:]]
+                    halves += [batch[:middle], batch[middle:]]
                     continue
                 for n, i in enumerate(batch):
                     outcomes[i] = answer if isinstance(answer, HttpError) else answer[n]
-            batches = again
+            batches = halves
         return rankings_of(queries, outcomes)
 
     def _read(self, answer: Answer, n_queries: int, k: int) -> list[Ranking]:
         rankings = self._protocol.read(
-            answer, n_queries=n_queries, k=k, named=self._settings.doc_id
+            answer, n_queries=n_queries, k=k, doc_id_from=self._settings.doc_id
         )
-        if self._served is not None:
+        if self._info is not None:
             index = answer.json.get("index")
-            if index != self._served.index:
+            if index != self._info.index:
                 raise RejectedError(
                     f"{answer.url} serves a different index ({index}) than at the start of this "
-                    f"run ({self._served.index}); a run cannot mix rankings from two indexes: "
+                    f"run ({self._info.index}); a run cannot mix rankings from two indexes: "
                     "serve the first index again, or start a new run",
                     409,
                 )
@@ -304,9 +331,9 @@ class Remote(CallableRetriever, SharedInstance):
             )
         if not self._ids:
             return rankings
-        return [self._named(ranking, answer) for ranking in rankings]
+        return [self._with_corpus_ids(ranking, answer) for ranking in rankings]
 
-    def _named(self, ranking: Ranking, answer: Answer) -> Ranking:
+    def _with_corpus_ids(self, ranking: Ranking, answer: Answer) -> Ranking:
         passages = []
         for passage in ranking:
             row = int(passage.doc_id) if passage.doc_id.isdecimal() else -1
@@ -319,7 +346,7 @@ class Remote(CallableRetriever, SharedInstance):
         return tuple(passages)
 
 
-def _served(answer: Answer) -> Served:
+def _read_info(answer: Answer) -> ServerInfo:
     body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
@@ -328,6 +355,6 @@ def _served(answer: Answer) -> Served:
             401,
         )
     try:
-        return Served.model_validate(body)
+        return ServerInfo.model_validate(body)
     except ValidationError as error:
         raise answer.malformed(f"an invalid /health response ({one_line(repr(error))})") from error

@@ -145,10 +145,10 @@ def test_the_token_is_only_in_the_header(token, sent, monkeypatch):
 def test_a_health_answer_with_wrong_facts_is_refused():
     health = loopback(Reply({"status": "ok"}))
     with health as server, pytest.raises(RetrievalError, match=r"expects a different token.*token_env") as caught:
-        remote(server.url, retry_for_s=60).served()
+        remote(server.url, retry_for_s=60).info()
     assert (caught.value.exit_code, len(server.asked)) == (2, 1)
     with site(documents=float("inf")) as server, pytest.raises(RetrievalError, match="/health sent an invalid"):
-        remote(server.url).served()
+        remote(server.url).info()
 
 
 @pytest.mark.parametrize("url", ["http://leret:s3cret@h:80", "leret:s3c@ret@h:80", "http://h?token=s3cret"])
