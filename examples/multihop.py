@@ -55,13 +55,11 @@ def main(questions, index, directory, model, **settings):
     examples = read(questions)
     n_val = len(examples) // 3
     student = MultiHop(str(Path(index).resolve()))
-    student.set_lm(leret.LM(model, max_tokens=16 if model == "demo" else 64))
+    student.set_lm(leret.LM(model, temperature=0.0, max_tokens=16 if model == "demo" else 64))
     optimizer = leret.LeReT(reward="ap", metric=recall, **settings)
     optimized = optimizer.compile(student, trainset=examples[n_val:], valset=examples[:n_val])
     for candidate in optimized.candidate_programs:
         print(f"{candidate['stage']}: recall {candidate['score']:.1f} %")
-    for predictor in optimized.predictors():  # sampling is at temperature 1, use at 0
-        predictor.lm = predictor.lm.copy(temperature=0.0)
     optimized.save(directory)
     return optimized
 
