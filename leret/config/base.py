@@ -244,6 +244,16 @@ def _sections(value: Any) -> list[BaseModel]:
     return [item for item in items if isinstance(item, BaseModel)]
 
 
+def kind_paths(section: BaseModel) -> list[str]:
+    """Return the paths of the user's kinds in a section and in the sections inside it."""
+    kind = getattr(section, "kind", "")
+    paths = [kind] if is_path(kind) else []
+    for name in type(section).model_fields:
+        for inner in _sections(getattr(section, name)):
+            paths += kind_paths(inner)
+    return paths
+
+
 def locate_kinds(value: Any, folders: Sequence[Path]) -> Any:
     """Return recipe values in which the FILE.py of each kind is absolute, if it exists in one of the folders."""
     if isinstance(value, list):

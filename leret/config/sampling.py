@@ -124,9 +124,9 @@ class PartSettings(Settings):
         """Drop ``gain: null`` and ``factor: false``, which earlier versions wrote in run.yaml."""
         if not isinstance(part, dict):
             return part
-        if part.get("gain"):
+        if part.get("gain") is not None:
             raise ValueError("gain is no longer supported; remove it")
-        if part.get("factor"):
+        if part.get("factor", False) is not False:
             raise ValueError("factor is now `weight: 0` with `mixer: factors`; set both")
         return {name: value for name, value in part.items() if name not in ("gain", "factor")}
 

@@ -40,6 +40,7 @@ from leret.datasets.records import (
     Reader,
     Record,
     lines,
+    numbered,
     open_compressed,
     records,
 )
@@ -245,11 +246,7 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
     for number, line in lines(path, problems):
         place = f"{path}:{number}"
         with problems.at(place):
-            head, _, rest = line.partition(" ")
-            if not head.isdigit() or not rest:
-                fault = f"{line[:60]!r} is not a bAbI line"
-                advice = "each line is a number, a space and a sentence"
-                raise BadRecord("broken line", f"{fault}; {advice}")
+            head, rest = numbered(line, "bAbI")
             if head == "1":
                 story = []
                 indices = {}
