@@ -358,8 +358,14 @@ class StateSampler:
             components["q"] = answer.value
             if answer.logprobs:
                 components["logp"] = answer.logprobs[0]
-        return replace(
-            sample,
+        return Sample(  # twice as fast as dataclasses.replace
+            id=sample.id,
+            state_id=sample.state_id,
+            task_id=sample.task_id,
+            step=sample.step,
+            prompt=sample.prompt,
+            index=sample.index,
+            seed=sample.seed,
             completion=text,
             outputs=outputs,
             doc_ids=tuple([passage.doc_id for passage in ranking]),
