@@ -173,7 +173,7 @@ def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("absent.py:TOY", "no such file: absent.py; fix the path, or name the kind as FILE.py:NAME"),
+        ("absent.py:TOY", "absent.py cannot be loaded: no such file; fix it, or name the kind as FILE.py:NAME"),
         ("sys:TOY", "sys has no kind 'TOY'; available: none"),
         ("os:TOY", "os has no kind 'TOY'; available: none"),
         ("no_such_package.kinds:TOY", "no_such_package.kinds cannot be loaded"),

@@ -25,21 +25,15 @@ _SHOWN = 240
 
 def search(
     index: IndexOrUrl,
-    query: Annotated[
-        str | None, typer.Argument(metavar="[QUERY]", help="The search query.")
-    ] = None,
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="The search query.")] = None,
     k: Annotated[
         int | None,
         typer.Option("-k", min=1, help="Number of documents to show.", show_default="10"),
     ] = None,
     questions: QuestionsOption = None,
     measures: Annotated[
-        str | None,
-        typer.Option(
-            help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.",
-            show_default="R@10,AP",
-        ),
-    ] = None,
+        str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")
+    ] = "R@10,AP",
     overrides: DataOverrides = None,
     out: Annotated[
         Path | None, console.output_directory("Directory for TREC files and summary.json.")
@@ -53,16 +47,14 @@ def search(
     if (query is None) == (questions is None):
         raise ConfigError("pass either a query, or a question file with --questions PATH")
     if query is not None:
-        if overrides or out is not None or measures is not None:
-            raise ConfigError(
-                "--set, --out and --measures need --questions PATH; remove them or the query"
-            )
+        if overrides or out is not None:
+            raise ConfigError("--set and --out need --questions PATH; remove them or the query")
         return _search_query(open_retriever(index, token_env=token_env), query, k or 10)
     if k is not None:
         raise ConfigError(
             f"-k {k} needs a query; measures name their own cut-off, as in --measures R@{k}; remove -k"
         )
-    names = parse_measures((measures or "R@10,AP").split(","))
+    names = parse_measures(measures.split(","))
     retriever = open_retriever(index, token_env=token_env)
     tasks = _load(str(questions), overrides or [], retriever)
     _measure(index, retriever, tasks, names, out)

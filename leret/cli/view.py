@@ -23,7 +23,7 @@ Form = Annotated[
 
 def view(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the main one first.")
+        list[Path], typer.Argument(metavar="RUN", help="Run directories, the main one first.")
     ],
     host: Host = "127.0.0.1",
     port: Port = 0,
@@ -102,7 +102,7 @@ def compare(
 
     paths = list(dict.fromkeys(runs or [Path("runs")]))
     if len(paths) == 1 and not Run(paths[0]).manifest_path.is_file():
-        if measure is not None or evaluation is not None:
+        if measure or evaluation:
             raise ConfigError(
                 f"--measure and --evaluation compare runs, but {paths[0]} is not a run; name runs"
             )

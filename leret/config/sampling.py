@@ -126,7 +126,7 @@ class PartSettings(Settings):
             return part
         if part.get("gain") is not None:
             raise ValueError("gain is no longer supported; remove it")
-        if part.get("factor", False) is not False:
+        if part.get("factor"):
             raise ValueError("factor is now `weight: 0` with `mixer: factors`; set both")
         return {name: value for name, value in part.items() if name not in ("gain", "factor")}
 

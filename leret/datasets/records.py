@@ -220,18 +220,6 @@ def lines(path: Path, problems: Problems, ends: str | None = None) -> Iterator[t
             problems.add(f"{path}:{number + 1}", BadRecord("truncated", fault))
 
 
-def numbered(line: str, form: str) -> tuple[str, str]:
-    """Split a line that begins with its number in a story or dialogue, as in ``4 hi there``.
-
-    BadRecord, with the name of the file's format (``form``), if the number or the text is missing.
-    """
-    number, _, text = line.partition(" ")
-    if not number.isdigit() or not text:
-        fault = f"{line[:60]!r} is not a {form} line; each line is a number, a space and a text"
-        raise BadRecord("broken line", fault)
-    return number, text
-
-
 @contextmanager
 def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     """Open a file, and decompress gzip, bzip2 and Zstandard (detected by magic bytes)."""

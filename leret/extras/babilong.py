@@ -40,11 +40,11 @@ from leret.datasets.records import (
     Reader,
     Record,
     lines,
-    numbered,
     open_compressed,
     records,
 )
 from leret.datasets.splits import rank_of, split_of
+from leret.extras.conversations import numbered
 
 _CHUNK_LISTS = 256  # maximum number of tasks whose chunks are cached
 _LEAST_WORDS = 4  # shorter sentences of a book are headings or exclamations

@@ -41,9 +41,9 @@ from leret.datasets.formats.base import (
 )
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.leaks import plain
-from leret.datasets.records import BadRecord, Problems, Record, lines, numbered, open_compressed
+from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed
 from leret.datasets.splits import split_of
-from leret.extras.conversations import Turn, split_names
+from leret.extras.conversations import Turn, numbered, split_names
 
 _SILENCE = "__SILENCE__"  # stands for the partner's utterance if the other speaker begins
 _NOT_DOCUMENT = frozenset({"persona", "history", "reply", "question", "stories"})

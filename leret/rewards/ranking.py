@@ -104,8 +104,7 @@ def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
     >>> success(["x", "a"], {"a", "b"}), success(["x"], {"a"})
     (1.0, 0.0)
     """
-    hits = _hits(doc_ids, gold, k)
-    return 1.0 if hits else 0.0
+    return float(bool(_hits(doc_ids, gold, k)))
 
 
 def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:

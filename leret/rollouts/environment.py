@@ -348,7 +348,7 @@ def has_new_reward(run: Run) -> bool:
 def recipe_files(recipe: SamplingRecipe) -> list[Path]:
     """Return the files that a recipe names, and the modules that its Python files import."""
     paths = [path for _, path, _ in paths_in(recipe)]
-    modules = [source_of(name) for name in (*_function_names(recipe), *kind_paths(recipe))]
+    modules = [source_of(name) for name in _function_names(recipe) + kind_paths(recipe)]
     files = [Path(path) for path in (*paths, *modules) if path]
     helpers: list[Path] = []
     for file in files:

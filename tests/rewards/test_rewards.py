@@ -111,7 +111,7 @@ def test_users_function_is_a_reward_and_follows_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nowhere.py:f", r"no such file: nowhere\.py; fix the path, or name the function as FILE\.py:NAME"),
+        ("nowhere.py:f", r"nowhere\.py cannot be loaded: no such file; fix it, or name the function as FILE\.py:NAME"),
         ("exits.py:f", r"cannot be loaded: SystemExit: 3 \(exits\.py:1\)"),
         ("no.such.module:f", "no.such.module cannot be loaded: ModuleNotFoundError"),
         ("tests.rewards.own_reward:other", "has no function 'other'; available: found"),

@@ -323,7 +323,7 @@ def completions_of(
         if max_tokens is not None and len(text) > _LONGEST_TOKEN * max_tokens:
             raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
         ids = logprobs = None
-        if choice.get("logprobs") is not None or choice.get("token_ids") is not None:
+        if choice.get("logprobs") or choice.get("token_ids"):
             ids, logprobs = _tokens(choice)
         tokens = logprobs if ids is None else ids
         n_tokens = count if tokens is None else len(tokens)
