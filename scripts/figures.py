@@ -242,6 +242,42 @@ def surface() -> dict[str, int]:
     return dict(numbers)
 
 
+def keys(paths: Iterable[Path]) -> dict[str, set[str]]:
+    """Return the recipe keys that each settings class adds; an inherited key with another default is not added.
+
+    The settings of `leret serve retriever` are no recipe.
+    """
+    classes = {}
+    for path in paths:
+        if path.parent.name == "server":
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] = node
+
+    def bases(name: str) -> list[str]:
+        found = []
+        for base in classes[name].bases if name in classes else ():
+            named = ast.unparse(base)
+            found += [named, *bases(named)]
+        return found
+
+    added = {}
+    for name, node in classes.items():
+        if "Settings" in bases(name):
+            inherited = set().union(*(_annotated(classes[base]) for base in bases(name) if base in classes))
+            added[name] = _annotated(node) - inherited
+    return added
+
+
+def _annotated(node: ast.ClassDef) -> set[str]:
+    names = set()
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(statement.annotation):
+            names.add(ast.unparse(statement.target))
+    return names
+
+
 def main(details: bool) -> None:
     """Print the figures; with ``details`` also what they are made of."""
     modules = sources()
@@ -273,6 +309,10 @@ def main(details: bool) -> None:
     print(f"lines over 100 columns            {wide_lines(modules.values()):.1%}")
     for kind, n in surface().items():
         print(f"{kind:33} {n}")
+    added = keys(modules.values())
+    print(f"keys of recipes                   {sum(map(len, added.values()))} in {len(added)} settings classes")
+    n_house = sum(map(len, keys(house.values()).values()))
+    print(f"keys of recipes without extras    {n_house}")
 
     if details:
         print("\ncircles:", *circles(graph(modules)), sep="\n  ")

@@ -1,4 +1,5 @@
 import gc
+import itertools
 import signal
 import sys
 from pathlib import Path
@@ -18,9 +19,13 @@ def pytest_runtest_teardown(item):
         gc.freeze()  # a full collection of imported libraries takes half a second
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    # not `mktemp`, which lists all directories of the session: milliseconds a test
+    monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "caches" / str(next(_numbers))))
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,19 @@ import pytest
 
 from leret.config.base import free_keys
 from leret.config.data import DataSettings
+from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.runs import Run
+from leret.evaluation.plan import resolve
 from leret.policies.load import compute_digest, make_policy
 from leret.retrieval.load import open_index
-from leret.rollouts.environment import Environment
+from leret.rollouts.environment import Environment, recipe_files
 from tests.first_steps import refused, succeeds
-from tests.sampling.fakes import DOCS, ROOT, WORDS, content
+from tests.sampling.fakes import DOCS, ROOT, WORDS, content, recipe_of
 
 TOYS = """
 from dataclasses import dataclass
@@ -171,7 +173,9 @@ def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("absent.py:TOY", "absent.py cannot be loaded"),
+        ("absent.py:TOY", "absent.py cannot be loaded: no such file; fix it, or name the kind as FILE.py:NAME"),
+        ("sys:TOY", "sys has no kind 'TOY'; available: none"),
+        ("os:TOY", "os has no kind 'TOY'; available: none"),
         ("no_such_package.kinds:TOY", "no_such_package.kinds cannot be loaded"),
         ("lib/toys.py:TOY", "has no kind 'TOY'; available: RETRIEVER"),
         ("lib/toys.py:POLICY", "has no kind 'POLICY'; available: RETRIEVER"),
@@ -194,6 +198,36 @@ def test_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys):
     assert "retriever.threads" in free_keys(recipe)
     assert "retriever.letters" not in free_keys(recipe)
     assert "retriever.threads" not in free_keys(SamplingRecipe)
+
+
+ENGINE = """
+from leret.config.retriever import EngineSettings
+from leret.retrieval.engines.bm25 import BM25Index
+from leret.retrieval.load import EngineKind
+
+
+class MineSettings(EngineSettings):
+    pass
+
+
+MINE = EngineKind(MineSettings, BM25Index, "index")
+"""
+
+
+def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evaluations(tmp_path, monkeypatch):
+    file = tmp_path / "engine_of_a_hybrid.py"
+    file.write_text(ENGINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hybrid = {"kind": "hybrid", "engines": [{"kind": "bm25"}, {"kind": "engine_of_a_hybrid:MINE"}]}
+    recipe = SamplingRecipe.model_validate({"data": {"kind": "world"}, "retriever": hybrid})
+    assert file in recipe_files(recipe)
+    run = Run.create(tmp_path / "run")
+    run.update(sampling=recipe_of().model_dump(mode="json"))
+    evaluation = EvalRecipe(systems=("raw-question",), baseline="raw-question", retrievers={"both": hybrid})
+    key = resolve(evaluation, run).key
+    assert resolve(evaluation, run).key == key
+    file.write_text(f"{ENGINE}# changed\n")
+    assert resolve(evaluation, run).key != key
 
 
 SHELF = [(family, name) for family in (DataSettings, RetrieverSettings, PolicySettings) for name in family.shelf]

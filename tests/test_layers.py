@@ -176,6 +176,17 @@ def test_functions_that_take_a_whole_recipe_are_found(tmp_path):
     assert list(figures.with_whole_recipes([path])) == ["x.py:1 f", "x.py:2 g"]
 
 
+def test_recipes_have_few_keys(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(
+        "class A(Settings):\n    a: int\n    b: ClassVar[int]\n"
+        "class B(A, Generic[T]):\n    a: int = 1\n    c: str\n"
+        "class C:\n    d: int\n"
+    )
+    assert figures.keys([path]) == {"A": {"a"}, "B": {"c"}}
+    assert sum(map(len, figures.keys(MODULES.values()).values())) <= 345
+
+
 def test_nodes_and_statements_are_counted_as_ast_walk_does(tmp_path):
     path = tmp_path / "x.py"
     path.write_text('"""Text."""\nx = 1\nif x:\n    x = [x] * 2\n')

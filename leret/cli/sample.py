@@ -175,14 +175,19 @@ def rescore(
     """Recompute the rewards of a run's samples, if they change, and rebuild the pairs. Calls no LM."""
     from leret.core.runs import Run
     from leret.rollouts.environment import has_new_reward
+    from leret.sampling.rescore import pair_settings
     from leret.sampling.rescore import rescore as stage
 
-    if margin and strategy != "margin":
-        raise ConfigError(f"--margin {margin} needs --strategy margin; add it or remove --margin")
     options = {"strategy": strategy, "margin": margin, "max_pairs": max_pairs}
     pairing = {name: value for name, value in options.items() if value is not None}
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
+    pairs_by = pair_settings(directory, pairing)["strategy"]
+    if margin and pairs_by != "margin":
+        raise ConfigError(
+            f"--margin {margin} needs --strategy margin, but the strategy is {pairs_by}; "
+            "add it or remove --margin"
+        )
     if reward is None and not has_new_reward(directory):
         return _rebuild_pairs(directory, pairing)
     spec = None if reward is None else _spec(reward)

@@ -25,10 +25,11 @@ _SHOWN = 240
 
 def search(
     index: IndexOrUrl,
-    query: Annotated[
-        str | None, typer.Argument(metavar="[QUERY]", help="The search query.")
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="The search query.")] = None,
+    k: Annotated[
+        int | None,
+        typer.Option("-k", min=1, help="Number of documents to show.", show_default="10"),
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of documents to show.")] = 10,
     questions: QuestionsOption = None,
     measures: Annotated[
         str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")
@@ -48,7 +49,11 @@ def search(
     if query is not None:
         if overrides or out is not None:
             raise ConfigError("--set and --out need --questions PATH; remove them or the query")
-        return _search_query(open_retriever(index, token_env=token_env), query, k)
+        return _search_query(open_retriever(index, token_env=token_env), query, k or 10)
+    if k is not None:
+        raise ConfigError(
+            f"-k {k} needs a query; measures name their own cut-off, as in --measures R@{k}; remove -k"
+        )
     names = parse_measures(measures.split(","))
     retriever = open_retriever(index, token_env=token_env)
     tasks = _load(str(questions), overrides or [], retriever)

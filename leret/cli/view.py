@@ -23,7 +23,7 @@ Form = Annotated[
 
 def view(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the main one first.")
+        list[Path], typer.Argument(metavar="RUN", help="Run directories, the main one first.")
     ],
     host: Host = "127.0.0.1",
     port: Port = 0,
@@ -80,7 +80,7 @@ def compare(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN ...]",
+            metavar="RUN",
             help="Run directories, the baseline first; or a directory of runs, to list them.",
             show_default="runs",
         ),
@@ -93,12 +93,19 @@ def compare(
     ] = None,
     form: Form = "console",
 ) -> None:
-    """Compare evaluated runs: averages over seeds, differences with intervals, tests and effect sizes."""
+    """Compare evaluated runs, or list the runs of a directory.
+
+    Compares averages over seeds, with intervals, tests and effect sizes of their differences.
+    """
     from leret.core.runs import Run
     from leret.evaluation.report.comparison import WORDS, compare_runs, tables
 
     paths = list(dict.fromkeys(runs or [Path("runs")]))
     if len(paths) == 1 and not Run(paths[0]).manifest_path.is_file():
+        if measure or evaluation:
+            raise ConfigError(
+                f"--measure and --evaluation compare runs, but {paths[0]} is not a run; name runs"
+            )
         return _list_runs(paths[0], form)
     result = compare_runs([Run.open(path) for path in paths], measure, evaluation)
     _print(tables(result), form, result)

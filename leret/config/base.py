@@ -80,13 +80,10 @@ class KindSettings(Settings):
 
     @classmethod
     def _settings(cls, name: str) -> type[Self]:
-        if name in cls.shelf or is_path(name):
-            settings: type[Self] = cls.find(name).settings
-            if issubclass(settings, cls):
-                return settings
-        if is_kind(cls.table.get(name), cls):
-            settings = cls.table[name].settings
-            return settings  # without importing the shelf
+        found = cls.find(name)
+        if is_kind(found, cls):
+            settings: type[Self] = found.settings
+            return settings  # without importing the shelf for leret's own kinds
         for kind in cls.kinds():
             if name in names_of(kind):
                 return kind
@@ -174,21 +171,29 @@ def default_variable(variable: str, urls: str | Sequence[str], *services: str) -
     return None
 
 
+def sections_in(value: Any) -> Iterator[BaseModel]:
+    """Yield all sections in settings, a list or a mapping, each before the sections inside it."""
+    for section in _sections(value):
+        yield section
+        for name in type(section).model_fields:
+            yield from sections_in(getattr(section, name))
+
+
 def secrets_in(value: Any) -> Iterator[tuple[str, str]]:
     """Yield each variable with a secret in validated settings and their sections, and the URLs that receive it."""
-    if isinstance(value, BaseModel):
-        for name, field in type(value).model_fields.items():
-            part = getattr(value, name)
+    for section in sections_in(value):
+        for name, field in type(section).model_fields.items():
             mark = mark_of(field, KeyVariable)
-            if mark is not None and part is not None:
-                urls = getattr(value, mark.addresses)
-                yield part, urls if isinstance(urls, str) else ", ".join(urls)
-            yield from secrets_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from secrets_in(part)
-    elif isinstance(value, dict):
-        yield from secrets_in(tuple(value.values()))
+            variable = getattr(section, name)
+            if mark is not None and variable is not None:
+                urls = getattr(section, mark.addresses)
+                yield variable, urls if isinstance(urls, str) else ", ".join(urls)
+
+
+def kind_paths(value: Any) -> list[str]:
+    """Return the paths of the user's kinds in settings and their sections."""
+    kinds = [getattr(section, "kind", "") for section in sections_in(value)]
+    return [kind for kind in kinds if is_path(kind)]
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -15,7 +15,15 @@ from pydantic import ValidationError
 
 from leret.config.base import RecipePath, Settings, locate_kinds, models_in, with_paths
 from leret.config.evaluation import EvalRecipe
-from leret.config.messages import corrected, describe, key_of, nearest, problems_of, sections
+from leret.config.messages import (
+    corrected,
+    describe,
+    fields_of,
+    key_of,
+    nearest,
+    problems_of,
+    sections,
+)
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
@@ -160,33 +168,26 @@ def _unmatched(override: str) -> str:
     first = name.partition(".")[0].strip()
     keys: set[str] = set()
     for stage in _FOLDERS:
-        keys |= _keys((stage, *models_in(stage)))
+        keys.update(fields_of((stage, *models_in(stage))))
     return f"--set {override}: no recipe has key {first!r}{nearest(first, keys - {first})}; fix it"
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
     """Return True if the stage has the override's first key. For ``data.KEY``, an evaluation must have KEY too."""
     first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
-    if first not in _keys(sections(stage, (), value)):
+    if first not in fields_of(sections(stage, (), value)):
         return False
     if not rest or first != "data" or stage is SamplingRecipe:
         return True
-    inner = _keys(sections(stage, ("data",), value))
+    inner = fields_of(sections(stage, ("data",), value))
     return not inner or rest[0] in inner
-
-
-def _keys(models: Iterable[Any]) -> set[str]:
-    keys: set[str] = set()
-    for model in models:
-        keys |= set(model.model_fields)
-    return keys
 
 
 def stage_of(value: Mapping[str, Any]) -> Any:
     """Return the recipe class of the only stage with one of the keys; None if no stage or several stages fit."""
     fits = set()
     for key in value:
-        stages = [stage for stage in _FOLDERS if key in _keys((stage, *models_in(stage)))]
+        stages = [stage for stage in _FOLDERS if key in fields_of((stage, *models_in(stage)))]
         if len(stages) == 1:
             fits.add(stages[0])
     return fits.pop() if len(fits) == 1 else None

@@ -158,7 +158,7 @@ def _typo(
     ):
         wrong = name
         right = closest(
-            name, [*_fields(sections(model, section, placed.value)), *(() if section else more)]
+            name, [*fields_of(sections(model, section, placed.value)), *(() if section else more)]
         )
     else:
         return None
@@ -213,7 +213,7 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     elsewhere = [path for path in _all_keys(model) if path[-1] == name]
     if elsewhere:
         return f"unknown key in this section; did you mean {dotted(elsewhere[0])}?"
-    return f"unknown key; available: {', '.join(_fields(sections(model, section, recipe)))}"
+    return f"unknown key; available: {', '.join(fields_of(sections(model, section, recipe)))}"
 
 
 def _kinds_with(name: str, section: Key, model: type[BaseModel], recipe: Any) -> list[str]:
@@ -274,7 +274,8 @@ def _tag(model: type[BaseModel]) -> str:
     return getattr(model, "tag", "kind")
 
 
-def _fields(models: Iterable[type[BaseModel]]) -> list[str]:
+def fields_of(models: Iterable[type[BaseModel]]) -> list[str]:
+    """Return the keys of all settings classes, sorted."""
     names: set[str] = set()
     for model in models:
         names |= set(model.model_fields)

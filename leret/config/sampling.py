@@ -124,7 +124,7 @@ class PartSettings(Settings):
         """Drop ``gain: null`` and ``factor: false``, which earlier versions wrote in run.yaml."""
         if not isinstance(part, dict):
             return part
-        if part.get("gain"):
+        if part.get("gain") is not None:
             raise ValueError("gain is no longer supported; remove it")
         if part.get("factor"):
             raise ValueError("factor is now `weight: 0` with `mixer: factors`; set both")

@@ -116,8 +116,11 @@ def load_named(name: str, noun: str, fits: Callable[[Any], bool], key: str = "")
         run = stages.run_file
         module = run(Path(where), "leret_named_") if is_in_file(name) else import_module(where)
     except USER_ERRORS as error:
+        fault = raised(error)
+        if is_in_file(name) and not Path(where).exists():
+            fault = "no such file"
         advice = f"fix it, or name the {noun} as FILE.py:NAME or package.module:NAME"
-        raise ConfigError(f"{place}{where} cannot be loaded: {raised(error)}; {advice}") from error
+        raise ConfigError(f"{place}{where} cannot be loaded: {fault}; {advice}") from error
     value = getattr(module, attribute, None)
     if not fits(value):
         names = []
@@ -146,9 +149,9 @@ def source_of(name: str) -> Path | None:
         spec = importlib.util.find_spec(where)
     except (ImportError, ValueError):
         return None
-    if spec is None or not spec.origin:
+    if spec is None or not spec.has_location:  # a module of the interpreter has no file
         return None
-    return Path(spec.origin)
+    return Path(str(spec.origin))
 
 
 def source_digest(name: str) -> str | None:

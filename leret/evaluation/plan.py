@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.base import free_keys, paths_in
+from leret.config.base import free_keys, kind_paths, paths_in
 from leret.config.evaluation import EvalRecipe, ReaderSettings
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import PolicySettings
@@ -261,10 +261,11 @@ def _inputs_key(
         else:
             prompts.append([system.name, system.prompt.digest, policies.digest(system)])
     indexes = []
-    kinds = [retriever.kind for retriever in recipe.retrievers.values()]
+    kinds: list[str] = []
     for retriever in recipe.retrievers.values():
         files = [path for _, path, mark in paths_in(retriever) if not mark.may_be_missing]
         indexes.append(input_stamps(*files))
+        kinds += kind_paths(retriever)
     return stage_key(
         recipe,
         "a hop is a search",  # in older evaluations, a hop was an LM call

@@ -44,6 +44,7 @@ from leret.datasets.records import (
     records,
 )
 from leret.datasets.splits import rank_of, split_of
+from leret.extras.conversations import numbered
 
 _CHUNK_LISTS = 256  # maximum number of tasks whose chunks are cached
 _LEAST_WORDS = 4  # shorter sentences of a book are headings or exclamations
@@ -245,11 +246,7 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
     for number, line in lines(path, problems):
         place = f"{path}:{number}"
         with problems.at(place):
-            head, _, rest = line.partition(" ")
-            if not head.isdigit() or not rest:
-                fault = f"{line[:60]!r} is not a bAbI line"
-                advice = "each line is a number, a space and a sentence"
-                raise BadRecord("broken line", f"{fault}; {advice}")
+            head, rest = numbered(line, "bAbI")
             if head == "1":
                 story = []
                 indices = {}

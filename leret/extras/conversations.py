@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from leret.core.types import Task, digest
 from leret.datasets.leaks import utterances
+from leret.datasets.records import BadRecord
 
 LENGTH = 3
 """Number of successive utterances that identify a conversation."""
@@ -26,6 +27,18 @@ class Turn(NamedTuple):
     name: str  # the data set's name of the dialogue, or a digest of the persona
     persona: Hashable  # value that turns with the same persona share, in any order of its sentences
     keys: Sequence[Hashable] = ()  # values that only turns of the same conversation share
+
+
+def numbered(line: str, form: str) -> tuple[str, str]:
+    """Split a line that begins with its number in a dialogue or story, as in ``4 hi there``.
+
+    BadRecord, with the name of the file's format (``form``), if the number or the text is missing.
+    """
+    number, _, text = line.partition(" ")
+    if not number.isdigit() or not text:
+        fault = f"{line[:60]!r} is not a {form} line; each line is a number, a space and a text"
+        raise BadRecord("broken line", fault)
+    return number, text
 
 
 def windows(texts: Sequence[str]) -> Iterator[tuple[str, bool]]:

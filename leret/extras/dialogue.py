@@ -43,7 +43,7 @@ from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.leaks import plain
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed
 from leret.datasets.splits import split_of
-from leret.extras.conversations import Turn, split_names
+from leret.extras.conversations import Turn, numbered, split_names
 
 _SILENCE = "__SILENCE__"  # stands for the partner's utterance if the other speaker begins
 _NOT_DOCUMENT = frozenset({"persona", "history", "reply", "question", "stories"})
@@ -111,11 +111,7 @@ def _turns(path: Path, problems: Problems) -> Iterator[Record]:
     for number, line in lines(path, problems):
         place = f"{path}:{number}"
         with problems.at(place):
-            head, _, rest = line.partition(" ")
-            if not head.isdigit() or not rest:
-                fault = f"{line[:60]!r} is not a ConvAI2 line"
-                advice = "each line is a number, a space and a text"
-                raise BadRecord("broken line", f"{fault}; {advice}")
+            head, rest = numbered(line, "ConvAI2")
             if head == "1":
                 persona = []
                 history = []

@@ -242,7 +242,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = score(flags.answers, flags.references or flags.answers, recipe, flags.field)
     except LeretError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: stopped; run the same command again", file=sys.stderr)
+        return 130
     _print(report, flags.json)
     return 0
 

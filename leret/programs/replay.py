@@ -179,10 +179,13 @@ class Replay:
             program, forward = self._copy_for(run)
         settings = {**self._settings, "caller_modules": [program], "trace": []}
         context = internals.carrying(run, settings)
+        inputs: Mapping[str, Any] = task.inputs
+        if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
+            inputs = dict(zip(self._inputs, inputs.values(), strict=True))
         internals.passes.append(run)
         try:
             with suppress(Stop), _MUTED:
-                run.prediction = context.run(forward, **self._bound(task))
+                run.prediction = context.run(forward, **inputs)
         except USER_ERRORS as error:
             run.crash = error
         finally:
@@ -201,11 +204,6 @@ class Replay:
 
             self._repeat(need, len(steps), repeat)
         return need
-
-    def _bound(self, task: Task) -> Mapping[str, Any]:
-        if len(self._inputs) == len(task.inputs) == 1:  # a single input goes to the only argument
-            return dict(zip(self._inputs, task.inputs.values(), strict=True))
-        return task.inputs
 
     def _repeat(
         self, need: NeedsCompletion | Finished, n_steps: int, run: Callable[[], Need]

@@ -43,8 +43,10 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
     """
-    hits = _hits(doc_ids, gold, k)
-    return len(hits) / len(set(gold))
+    gold_ids = set(gold)
+    if not gold_ids:
+        raise ValueError(_NO_GOLD)
+    return len(gold_ids.intersection(doc_ids[:k])) / len(gold_ids)
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -102,8 +104,7 @@ def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
     >>> success(["x", "a"], {"a", "b"}), success(["x"], {"a"})
     (1.0, 0.0)
     """
-    hits = _hits(doc_ids, gold, k)
-    return 1.0 if hits else 0.0
+    return float(bool(_hits(doc_ids, gold, k)))
 
 
 def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:

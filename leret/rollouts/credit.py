@@ -53,6 +53,8 @@ class Crediting:
 
         They are ``final.NAME`` per part, or ``final`` if there is one part.
         """
+        if not values:
+            return {}
         assert self.final is not None
         if len(self.final.parts) > 1:
             return {f"{PREFIX}{name}": value for name, value in values.items()}

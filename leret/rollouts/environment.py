@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError
 
-from leret.config.base import free_keys, paths_in
+from leret.config.base import free_keys, kind_paths, paths_in
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import by_predictor
 from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.config.training import RoundRecipe
-from leret.core.classes import is_path, source_of, sources_digest
+from leret.core.classes import source_of, sources_digest
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
@@ -348,19 +348,12 @@ def has_new_reward(run: Run) -> bool:
 def recipe_files(recipe: SamplingRecipe) -> list[Path]:
     """Return the files that a recipe names, and the modules that its Python files import."""
     paths = [path for _, path, _ in paths_in(recipe)]
-    modules = [source_of(name) for name in (*_function_names(recipe), *_kind_paths(recipe))]
+    modules = [source_of(name) for name in _function_names(recipe) + kind_paths(recipe)]
     files = [Path(path) for path in (*paths, *modules) if path]
     helpers: list[Path] = []
     for file in files:
         helpers += source_files(file)[1:]
     return files + helpers
-
-
-def _kind_paths(recipe: SamplingRecipe) -> list[str]:
-    """Return the paths of the user's kinds in a recipe."""
-    kinds = [recipe.data.kind, recipe.retriever.kind]
-    kinds += [policy.kind for policy in recipe.by_predictor.values()]
-    return [kind for kind in kinds if is_path(kind)]
 
 
 def _function_names(recipe: SamplingRecipe) -> list[str]:

@@ -58,7 +58,7 @@ async def sample_question(
         reward = None
         if path.error is None:
             reward = rewards.get(index, unparsed_reward)
-        components = sampler.final_components(parts.get(index, {}))
+        components = sampler.crediting.final_components(parts.get(index, {}))
         for state, sample in _turns(runner, plan, path, index, reward, components):
             groups.setdefault(state.id, (state, []))[1].append(sample)
     return list(groups.values())

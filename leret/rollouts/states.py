@@ -95,8 +95,8 @@ class StateSampler:
         final = plan.final
         if final is None and "both" in self.credits:
             final = plan.reward
-        self._crediting = Crediting(plan.reward, final, plan.final_weight)
-        self._rewards = self._crediting.functions
+        self.crediting = Crediting(plan.reward, final, plan.final_weight)
+        self._rewards = self.crediting.functions
         self._depth = plan.reward.depth
         if final is None and "final" in self.credits:
             raise ConfigError(
@@ -125,10 +125,10 @@ class StateSampler:
             self._of_prompt(visit, state.draw, prompt, n, stored) for prompt in prompts
         )
         samples = list(chain.from_iterable(groups))
-        if not self._crediting.needs_group:
+        if not self.crediting.needs_group:
             return samples
         # samples that replace failed ones change the other rewards
-        regrouped = self._crediting.regrouped(samples)
+        regrouped = self.crediting.regrouped(samples)
         if self._store is not None:
             pairs = zip(regrouped, samples, strict=True)
             self._store.put_rewards([new for new, old in pairs if new.reward != old.reward])
@@ -148,8 +148,8 @@ class StateSampler:
         ]
         completions = [Completion(text, "stop", 0, 0) for text in texts]
         samples = await self._score(self._visit(point, state), blanks, completions)
-        if self._crediting.needs_group:
-            return self._crediting.regrouped(samples)
+        if self.crediting.needs_group:
+            return self.crediting.regrouped(samples)
         return samples
 
     async def next_point(self, point: Point, sample: Sample) -> Point:
@@ -355,13 +355,19 @@ class StateSampler:
                     if value is not None:
                         parts[name] = value
                 parts |= final
-                [(reward, components)] = self._crediting.mixed([parts], role.credit, sample.task_id)
+                [(reward, components)] = self.crediting.mixed([parts], role.credit, sample.task_id)
         if answer.value is not None:
             components["q"] = answer.value
             if answer.logprobs:
                 components["logp"] = answer.logprobs[0]
-        return replace(
-            sample,
+        return Sample(  # twice as fast as dataclasses.replace
+            id=sample.id,
+            state_id=sample.state_id,
+            task_id=sample.task_id,
+            step=sample.step,
+            prompt=sample.prompt,
+            index=sample.index,
+            seed=sample.seed,
             completion=text,
             outputs=outputs,
             doc_ids=tuple([passage.doc_id for passage in ranking]),
@@ -397,14 +403,14 @@ class StateSampler:
         means = {name: sum(values) / len(values) for name, values in by_name.items()}
         if is_return:
             return means
-        return self._crediting.final_components(means)
+        return self.crediting.final_components(means)
 
     async def end_values(self, path: Walk) -> dict[str, float]:
         """Return the parts of the final reward at a path's end.
 
         0 if the program ended with an unparsed completion.
         """
-        final = self._crediting.final
+        final = self.crediting.final
         assert final is not None
         end = path.end
         if end.unparsed:
@@ -416,11 +422,6 @@ class StateSampler:
             )
         return values
 
-    def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
-        if not values:
-            return {}
-        return self._crediting.final_components(values)
-
     async def _return(self, path: Walk) -> dict[str, float]:
         outcomes: list[Outcome | None] = []
         for point in (*path.points[:-1], path.end):
@@ -428,7 +429,7 @@ class StateSampler:
             if self._depth:
                 deep = await self._runner.deep_ids(point.need, len(point.steps), self._depth)
             outcomes.append(None if point.unparsed else point.outcome(deep))
-        discounted_return = self._crediting.discounted_return
+        discounted_return = self.crediting.discounted_return
         value = await asyncio.to_thread(discounted_return, outcomes, self._plan.gamma)
         return {"return": value}
 

@@ -37,7 +37,10 @@ def test_pairs_are_rebuilt_as_before_unless_another_strategy_is_named(tmp_path, 
     assert (changed["strategy"], changed["margin"], changed["max_pairs"]) == ("margin", 0.1, None)
     again = json.loads(succeeds("rescore", *run, "--max-pairs", "1", "--json"))
     assert (again["strategy"], again["margin"], again["max_pairs"]) == ("margin", 0.1, 1)
-    assert "needs --strategy margin" in refused("rescore", *run, "--margin", "0.1")
+    wider = json.loads(succeeds("rescore", *run, "--margin", "0.2", "--json"))
+    assert (wider["strategy"], wider["margin"]) == ("margin", 0.2)
+    says = "--margin 0.1 needs --strategy margin, but the strategy is all"
+    assert says in " ".join(refused("rescore", *run, "--strategy", "all", "--margin", "0.1").split())
 
 
 def test_the_rewards_are_computed_again_only_if_their_function_has_changed(tmp_path, small):

@@ -45,4 +45,6 @@ def test_a_retriever_is_measured_by_parents_on_request(tmp_path):
     assert "set data.gold: parent" in refused(*measure)
     assert "either a query, or a question file" in refused("search", tmp_path / "chunks")
     assert "either a query, or a question file" in refused(*measure, "cat")
-    assert "--out need --questions" in refused("search", tmp_path / "chunks", "cat", "--out", tmp_path / "o")
+    for flags in (["--out", tmp_path / "o"], ["--set", "data.gold=parent"]):
+        assert "need --questions" in refused("search", tmp_path / "chunks", "cat", *flags)
+    assert "-k 5 needs a query; measures name their own cut-off" in refused(*measure, "-k", "5")

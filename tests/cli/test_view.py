@@ -55,6 +55,8 @@ def test_runs_are_listed_in_every_form(tmp_path):
     [row] = json.loads(succeeds("compare", tmp_path, "--json"))["runs"]
     assert row["figures"] == {"measure": "recall", "systems": {"ipo": 1.0, "base": 0.0}}
     assert "is neither a run nor a directory with runs" in refused("compare", tmp_path / "none")
+    for flag in ("--measure", "--evaluation"):
+        assert "is not a run; name runs" in " ".join(refused("compare", tmp_path, flag, "f1").split())
 
 
 def test_the_list_of_runs_shows_the_figures_at_80_columns(tmp_path, monkeypatch):

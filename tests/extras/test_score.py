@@ -163,3 +163,16 @@ def test_two_files_of_texts_are_scored_by_the_command(tmp_path, capsys):
     assert (report["measures"], report["n_answers"]) == ({"f1": 0.25}, 2)
     assert main([*files, "--measures", "bluh"]) == 2
     assert "--measures: unknown measure 'bluh'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [(DataError("cut off").failed(), 1, "cut off"), (KeyboardInterrupt(), 130, "stopped; run the same command again")],
+)
+def test_failures_and_interrupts_have_their_own_exit_codes(monkeypatch, capsys, error, code, says):
+    def stop(*arguments):
+        raise error
+
+    monkeypatch.setattr("leret.extras.score.score", stop)
+    assert main(["a"]) == code
+    assert capsys.readouterr().err == f"error: {says}\n"

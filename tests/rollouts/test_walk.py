@@ -18,7 +18,7 @@ def test_a_new_sample_passes_few_files_and_calls(monkeypatch):
     calls = walk_of_a_sample()
     assert {"rollouts/states.py", "rollouts/walk.py", "sampling/store/store.py"} <= {file for file, _ in calls}
     assert len({file for file, _ in calls}) <= 19
-    assert len(calls) <= 59
+    assert len(calls) <= 53
 
 
 @pytest.fixture

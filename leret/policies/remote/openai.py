@@ -322,7 +322,9 @@ def completions_of(
             _check_choice(choice, text, reason, answer)
         if max_tokens is not None and len(text) > _LONGEST_TOKEN * max_tokens:
             raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
-        ids, logprobs = _tokens(choice)
+        ids = logprobs = None
+        if choice.get("logprobs") or choice.get("token_ids"):
+            ids, logprobs = _tokens(choice)
         tokens = logprobs if ids is None else ids
         n_tokens = count if tokens is None else len(tokens)
         if tokens is not None and max_tokens is not None and n_tokens > max_tokens:
