@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from leret.core.errors import LeretError
+from leret.core.errors import LeretError, import_optional
 from leret.core.runs import Run
 from leret.sampling.store.store import connect
 from leret.viewer.index import RunIndex, create_facts
@@ -232,8 +232,6 @@ def _samples(run: Run) -> Iterator[Row]:
 
 def _tokens(run: Run) -> Iterator[Row]:
     """Yield the texts of sampled tokens, if the store has their log-probabilities."""
-    from tokenizers import Tokenizer
-
     from leret.config.load import sampling_recipe_of
     from leret.policies.checkpoints import find_model
 
@@ -246,7 +244,8 @@ def _tokens(run: Run) -> Iterator[Row]:
         return
     policy = sampling_recipe_of(run).policy
     if policy.kind == "local":
-        tokenizer = Tokenizer.from_file(str(find_model(policy.model) / "tokenizer.json"))
+        library = import_optional("tokenizers", "tokenizers", "train")
+        tokenizer = library.Tokenizer.from_file(str(find_model(policy.model) / "tokenizer.json"))
         for token in set(ids):
             yield "tokens", (token, tokenizer.decode([token], skip_special_tokens=False))
 
