@@ -25,6 +25,9 @@ SELECT ifnull((SELECT min(hop) FROM facts.results WHERE completion NOTNULL), 1) 
 _NUMBERED = re.compile(r'^"(\d+) (.+?)",?$', re.MULTILINE)
 """A numbered line of a prompt, in indented JSON."""
 
+_NOTHING = ("[question]", "nothing")
+"""Picks and completions that add no words to the question."""
+
 _TOKENS = "SELECT id, text FROM facts.tokens WHERE id IN (SELECT value FROM json_each(?))"
 
 Ranks = Mapping[str, int | None]
@@ -102,15 +105,16 @@ class Tree:
         self.documents: dict[str, sqlite3.Row] = {}
         [self._program] = index.cached(_PROGRAM, {}, list)
 
-    def question_before(self, card: Card) -> str:
-        """Return the question if the program searches with it and the words of a card, else ""."""
-        if self._program["adds"] and card.query is None and card.samples[0].outputs:
-            return self.text or ""
-        return ""
+    def search(self, card: Card) -> tuple[str, str]:
+        """Return the question, if the program searches with it and a card's words, and the words."""
+        if not self._program["adds"] or card.query is not None or not card.samples[0].outputs:
+            return "", card.words
+        return self.text, "" if card.words in _NOTHING else card.words
 
     def token_texts(self, sample: Sample) -> dict[int, str]:
         """Return the text of each token id of a sample, if it is known."""
-        return dict(self._index.read(_TOKENS, (json.dumps(sample.token_ids),)))
+        rows = self._index.read(_TOKENS, (json.dumps(sample.token_ids),))
+        return {row["id"]: row["text"] for row in rows}
 
     def policies(self) -> list[sqlite3.Row]:
         """Return digest and name of the question's policies, in order of sampling."""
@@ -150,7 +154,7 @@ class Tree:
         for group in self.groups():
             card = next((card for card in group.cards if card.is_chosen), group.cards[0])
             if card.samples[0].is_sampled:
-                search = f"{self.question_before(card)} {card.words}".strip()
+                search = " ".join(self.search(card)).strip()
                 hop = group.row["step"] + self._program["first_hop"]
                 step = {"hop": hop, "query": search, "ranks": card.ranks}
                 paths.setdefault(f"sampled: {group.row['policy_name']}", []).append(step)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
@@ -185,12 +186,17 @@ def test_a_search_is_shown_with_the_question_that_it_repeats(run, tmp_path, expa
     write_rows(run.eval / "base" / "per_question.parquet", rows, ["recall", "ap"])
     write_rows(run.eval / "ipo" / "per_question.parquet", rows, ["recall", "ap"])
     with Store(run.store) as store:
-        store.put_state(state("z0", "q2"))
-        store.put_samples([sample("z", "z0", ("d3",), 0.0, outputs={"id": "Ann"}, question_id="q2")], LATER)
+        store.put_state(replace(state("z0", "q2"), inputs={"question": "q2", "names": ["1 Ann", "2 Bob"]}))
+        written = {"y": "1", "z": "[question]"}
+        samples = [
+            sample(name, "z0", ("d3",), 0.0, outputs={"id": text}, question_id="q2") for name, text in written.items()
+        ]
+        store.put_samples(samples, LATER)
     with closing(RunIndex(run, tmp_path / "i.db")) as index:
         complete(index, tmp_path / "facts.db")
         html = Pages({"run": index}, {}).page(("q", "q2"), {"policy": "P2"})
-    assert ("<b>Ann</b>" in html) == expands
+    assert ("<b>Ann</b>" in html) == expands  # by its number in the prompt
+    assert ("<b></b>" in html) == expands
     assert (re.search(r'<span class="asked">q2 ', html) is not None) == expands
     assert re.search(rf'data-system="sampled: sft" data-hop="{hop}".*?data-text="{"q2" if expands else "Ann"}', html)
 
