@@ -51,7 +51,6 @@ _LOUD = (
     "datasets",
     "dspy",
     "httpx",
-    "matplotlib",
     "numba",
     "transformers",
     "trl",

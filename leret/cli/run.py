@@ -163,12 +163,12 @@ def evaluate(
     )
     from leret.evaluation.plan import estimate  # slow to import, so check the recipe first
     from leret.evaluation.stage import evaluate as stage
-    from leret.viewer.report import trees
+    from leret.viewer.report import write_report
 
     if dry_run:
         return console.facts(estimate(settings, directory))
     with shown() as progress:
-        report = stage(settings, directory, progress=progress, trees=trees)
+        report = stage(settings, directory, progress=progress, report=write_report)
     show(report, by_hop=all_)
 
 

@@ -97,8 +97,6 @@ class Evaluation:
 
     def done(self) -> dict[str, Any] | None:
         """Return the summary if this evaluation is complete and no question failed, else None."""
-        if not self.page.is_file():
-            return None
         if self.delivers and not (self.run.program / "program.json").is_file():
             return None
         if completed(self.directory, "eval", self.key) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
 from leret.evaluation.plan import Evaluation, choosing, open_evaluator, resolve
 from leret.evaluation.questions import Questions, check_leaks
-from leret.evaluation.report.content import examples
-from leret.evaluation.report.page import Trees, write_page
+from leret.evaluation.report.examples import examples
 from leret.evaluation.results import (
     SystemResults,
     gold_scores,
@@ -37,6 +36,9 @@ from leret.policies.load import probe
 from leret.policies.local.chat_template import dated
 from leret.programs.saved import save
 from leret.rollouts.environment import Environment
+
+WriteReport = Callable[[Run, str | None], Path]
+"""Writes the report of a run's evaluation, by its name; None is the main one."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,17 @@ class EvalReport:
 
 
 def evaluate(
-    recipe: EvalRecipe, run: Run, *, progress: Progress | None = None, trees: Trees | None = None
+    recipe: EvalRecipe,
+    run: Run,
+    *,
+    progress: Progress | None = None,
+    report: WriteReport | None = None,
 ) -> EvalReport:
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
     Stored results for the same policy, prompt, data and settings are reused; failed questions run
-    again. After Ctrl-C, repeat the call to continue. ``trees`` writes the report's section on
-    single questions.
+    again. After Ctrl-C, repeat the call to continue. ``report`` writes the report from the other
+    files; None: no report.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
@@ -77,8 +83,10 @@ def evaluate(
     page = evaluation.page
     before = evaluation.done()
     if before is not None:
+        if report is not None and not page.is_file():
+            report(run, recipe.evaluation_name)
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
-    values = _chosen_on(evaluation, progress)
+    values = _chosen_on(evaluation, progress, report)
     with dated(run.manifest.date), Environment.open(run) as environment:
         questions = evaluation.questions(environment)
         evaluator = open_evaluator(evaluation, environment, questions, progress or Progress())
@@ -99,12 +107,15 @@ def evaluate(
     run.update(eval=recipe.model_dump(mode="json"))
     with run.writing():
         _write_json(path, summary)
-        write_page(run, page, summary, shown, trees)  # reads the summary
         _mark(evaluation, summary)
+    if report is not None:
+        report(run, recipe.evaluation_name)
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
 
-def _chosen_on(evaluation: Evaluation, progress: Progress | None) -> dict[str, float]:
+def _chosen_on(
+    evaluation: Evaluation, progress: Progress | None, report: WriteReport | None
+) -> dict[str, float]:
     """Evaluate the policies on the split that chooses one of them.
 
     Returns their values, none if there is no choice.
@@ -112,8 +123,8 @@ def _chosen_on(evaluation: Evaluation, progress: Progress | None) -> dict[str, f
     recipe = choosing(evaluation)
     if recipe is None:
         return {}
-    report = evaluate(recipe, evaluation.run, progress=progress)
-    return _values(report.summary)
+    on_split = evaluate(recipe, evaluation.run, progress=progress, report=report)
+    return _values(on_split.summary)
 
 
 def _set_focus(summary: dict[str, Any], evaluation: Evaluation, values: dict[str, float]) -> None:

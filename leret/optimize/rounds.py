@@ -158,9 +158,9 @@ def run_stage(
 
         return train(stage.recipe, run, progress=progress)
     from leret.evaluation.stage import evaluate
-    from leret.viewer.report import trees
+    from leret.viewer.report import write_report
 
-    return evaluate(stage.recipe, run, progress=progress, trees=trees)
+    return evaluate(stage.recipe, run, progress=progress, report=write_report)
 
 
 def _name(name: str, number: int) -> str:

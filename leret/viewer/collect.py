@@ -1,21 +1,23 @@
-"""Facts about a run outside its store: gold documents, titles, systems, pairs, and plots.
+"""Facts about a run outside its store: gold documents, titles, systems, differences and pairs.
 
-`leret view` collects them in another process, so that the server never holds a corpus, NumPy or
-matplotlib.
+`leret view` collects them in another process, so that the server never holds a corpus or NumPy.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from leret.core.errors import LeretError
+from leret.core.errors import LeretError, import_optional
 from leret.core.runs import Run
+from leret.sampling.store.store import connect
 from leret.viewer.index import RunIndex, create_facts
 
 Row = tuple[str, Sequence[Any]]
@@ -24,6 +26,18 @@ Row = tuple[str, Sequence[Any]]
 MAX_DOCUMENTS = 200_000
 """In larger corpora, documents are shown by id, except gold documents."""
 _LENGTH = 500
+_SAMPLED = "ifnull(json_extract(components, '$.sampled'), 1)"
+_REWARDS = f"SELECT 'Rewards', step, reward FROM samples WHERE reward NOTNULL AND {_SAMPLED}"
+_TOKEN_IDS = "SELECT token_ids FROM samples WHERE logprobs NOTNULL"
+_COLUMN = "SELECT 1 FROM pragma_table_info('samples') WHERE name = ?"
+"""Whether ``samples`` has a column, which stores of earlier versions may lack."""
+
+_CUTS = (
+    "SELECT policy_digest, count(*) FROM samples WHERE ifnull({ends}, iif(ifnull("
+    f"n_completion_tokens, 0) >= max_tokens, 'length', 'stop')) = 'length' AND {_SAMPLED} "
+    "GROUP BY policy_digest"
+)
+"""Completions that ended at ``max_tokens``, as `leret.sampling.store.store.sample_of` knows them."""
 
 
 def sources(run: Run) -> list[tuple[str, int]]:
@@ -71,19 +85,19 @@ def command(run: Run, file: Path) -> tuple[str, ...]:
     return sys.executable, "-m", "leret.viewer.collect", str(run.path), str(file)
 
 
-def collect(run: Run, path: Path, *, plots: bool = True) -> None:
+def collect(run: Run, path: Path) -> None:
     """Write the facts of a run. A part that cannot be read becomes a note."""
     parts: Mapping[str, Callable[[Run], Iterator[Row]]] = {
         "results": _results,
         "questions and gold documents": _tasks,
         "pairs": _pairs,
-        "plots": _figures,
+        "differences": _evaluations,
+        "rewards": _samples,
+        "tokens": _tokens,
     }
 
     def rows() -> Iterator[Row]:
         for name, part in parts.items():
-            if name == "plots" and not plots:
-                continue
             try:
                 yield from part(run)
             except (LeretError, ValidationError, OSError, KeyError) as error:
@@ -92,11 +106,11 @@ def collect(run: Run, path: Path, *, plots: bool = True) -> None:
     create_facts(path, rows())
 
 
-def complete(index: RunIndex, path: Path, *, plots: bool = True) -> None:
+def complete(index: RunIndex, path: Path) -> None:
     """Index all samples, and collect the facts into a file at ``path`` in this process."""
     while not index.complete:
         index.advance()
-    collect(index.run, path, plots=plots)
+    collect(index.run, path)
     index.use(path)
 
 
@@ -107,7 +121,7 @@ def _results(run: Run) -> Iterator[Row]:
         measure = main_measure(summary)
         if "ap" in summary["measures"]:
             measure = "ap"
-        for row in summary["rows"]:
+        for number, row in enumerate(summary["rows"]):
             system = row["system"]
             label = label_of(name, system)
             rows = read_rows(run.eval / name / system / "per_question.parquet")
@@ -117,6 +131,7 @@ def _results(run: Run) -> Iterator[Row]:
                     if hop.failure or hop.measures:
                         end = hop.measures.get(measure)
                     values = (
+                        number,
                         label,
                         question_id,
                         hop.hop,
@@ -179,26 +194,60 @@ def _pairs(run: Run) -> Iterator[Row]:
             yield "pairs", (*ids, chosen - rejected)
 
 
-def _figures(run: Run) -> Iterator[Row]:
-    from leret.evaluation.report.content import curves_of
-    from leret.evaluation.report.plots import curves, dumbbells
-    from leret.evaluation.systems import training_facts
+def _evaluations(run: Run) -> Iterator[Row]:
+    """Yield the headline, labels and examples of each evaluation, and differences of all systems."""
+    from leret.evaluation.measures import LABELS
+    from leret.evaluation.report.comparison import every_difference
+    from leret.evaluation.summary import headline, main_measures
 
-    for i, (name, summary) in enumerate(summaries(run).items()):
-        if not (summary["rows"] and summary["measures"]):
+    for name, summary in summaries(run).items():
+        measures = summary["measures"]
+        if not (summary["rows"] and measures):
             continue
-        measure = main_measure(summary)
-        title = f"{measure} by hop"
-        if name:
-            title += f" · {name}"
-        svg = dumbbells(summary["rows"], measure, measure)
-        svg = svg.replace(f"dumbbells-{measure}", f"systems-{i}")  # ids
-        yield "figures", ("overview", title, svg)
-    trainings = training_facts(run)
-    for i, (policy, panels) in enumerate(curves_of(trainings)):
-        steps = [alarm["step"] for alarm in trainings[policy].get("alarms") or ()]
-        svg = curves(f"curves-{i}", "Training curves by step, or by round", panels, marks=steps)
-        yield "figures", ("trainings", policy, svg)
+        differences: dict[str, dict[str, Any]] = {}
+        for pair in every_difference(run, summary):
+            differences.setdefault(pair["a"], {})[pair["b"]] = pair
+        examples = run.eval / name / "examples.json"
+        about = {
+            "headline": headline(summary),
+            "labels": LABELS,
+            "main": main_measures(measures),
+            "differences": differences,
+            "examples": json.loads(examples.read_text("utf-8")) if examples.is_file() else None,
+        }
+        yield "evaluations", (name, json.dumps(about))
+
+
+def _samples(run: Run) -> Iterator[Row]:
+    """Yield rewards and margins by step, and the completions that were cut, by policy."""
+    with closing(connect(run.store, read_only=True)) as store:
+        has_ends = store.execute(_COLUMN, ("finish_reason",)).fetchone()
+        cuts = _CUTS.format(ends="finish_reason" if has_ends else "NULL")
+        for table, sql in (("cuts", cuts), ("amounts", _REWARDS)):
+            for row in store.execute(sql):
+                yield table, tuple(row)
+    for _, (_, _, step, _, _, margin) in _pairs(run):
+        yield "amounts", ("Margins", step, margin)
+
+
+def _tokens(run: Run) -> Iterator[Row]:
+    """Yield the texts of sampled tokens, if the store has their log-probabilities."""
+    from leret.config.load import sampling_recipe_of
+    from leret.policies.checkpoints import find_model
+
+    ids = array("i")
+    with closing(connect(run.store, read_only=True)) as store:
+        if store.execute(_COLUMN, ("logprobs",)).fetchone():
+            for [tokens] in store.execute(_TOKEN_IDS):
+                ids.frombytes(tokens)
+    if not ids or run.manifest.sampling is None:
+        return
+    policy = sampling_recipe_of(run).policy
+    if policy.kind == "local":
+        library = import_optional("tokenizers", "tokenizers", "train")
+        tokenizer = library.Tokenizer.from_file(str(find_model(policy.model) / "tokenizer.json"))
+        for token in set(ids):
+            yield "tokens", (token, tokenizer.decode([token], skip_special_tokens=False))
 
 
 if __name__ == "__main__":

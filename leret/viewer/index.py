@@ -25,6 +25,7 @@ CREATE TABLE batch (question_id TEXT PRIMARY KEY);
 CREATE TABLE groups (
     question_id TEXT, policy_digest TEXT, step INTEGER, state_id TEXT, sampled INTEGER, n INTEGER, rewarded INTEGER,
     best REAL, worst REAL, total REAL, failures INTEGER, outages INTEGER, texts INTEGER, recall REAL, least_recall REAL,
+    unparsed INTEGER,
     PRIMARY KEY (question_id, policy_digest, step, state_id)
 );
 CREATE TABLE questions (
@@ -36,22 +37,36 @@ _FACTS = """
 CREATE TABLE tasks (id TEXT PRIMARY KEY, text TEXT, type TEXT, answers TEXT) WITHOUT ROWID;
 CREATE TABLE gold (question_id TEXT, doc_id TEXT, in_corpus INTEGER, PRIMARY KEY (question_id, doc_id)) WITHOUT ROWID;
 CREATE TABLE documents (doc_id TEXT PRIMARY KEY, title TEXT, text TEXT, parent TEXT) WITHOUT ROWID;
-CREATE TABLE results (system TEXT, question_id TEXT, hop INTEGER, query TEXT, completion TEXT, doc_ids TEXT,
-    recall REAL, ap REAL, unparsed INTEGER, failure TEXT, PRIMARY KEY (question_id, system, hop)) WITHOUT ROWID;
+CREATE TABLE results (number INTEGER, system TEXT, question_id TEXT, hop INTEGER, query TEXT, completion TEXT,
+    doc_ids TEXT, recall REAL, ap REAL, unparsed INTEGER, failure TEXT,
+    PRIMARY KEY (question_id, system, hop)) WITHOUT ROWID;
 CREATE TABLE ends (system TEXT, question_id TEXT, value REAL, PRIMARY KEY (system, question_id)) WITHOUT ROWID;
 CREATE TABLE pairs (question_id TEXT, state_id TEXT, step INTEGER, chosen_id TEXT, rejected_id TEXT, margin REAL);
 CREATE INDEX pairs_of_a_state ON pairs (question_id, state_id);
-CREATE TABLE figures (page TEXT, title TEXT, svg TEXT);
+CREATE TABLE evaluations (name TEXT PRIMARY KEY, about TEXT) WITHOUT ROWID;
+CREATE TABLE bars (name TEXT, step INTEGER, bin INTEGER, low REAL, high REAL, n INTEGER, share REAL, mean REAL);
+CREATE TABLE cuts (policy_digest TEXT PRIMARY KEY, n INTEGER) WITHOUT ROWID;
+CREATE TABLE tokens (id INTEGER PRIMARY KEY, text TEXT);
 CREATE TABLE notes (text TEXT);
 """
 """Tables that `leret.viewer.collect` fills with facts that are not in the store."""
+
+_AMOUNTS = "CREATE TEMP TABLE amounts (name TEXT, step INTEGER, value REAL);"
+_BARS = """
+WITH ranges AS (SELECT name, min(0.0, min(value)) AS low, max(1.0, max(value)) AS high FROM amounts GROUP BY name)
+INSERT INTO bars SELECT name, step + 1, min(9, CAST(10 * (value - low) / (high - low) AS INTEGER)) AS bin, low, high,
+    count(*), count(*) * 1.0 / sum(count(*)) OVER step, sum(sum(value)) OVER step / sum(count(*)) OVER step
+FROM amounts JOIN ranges USING (name) GROUP BY name, step, bin WINDOW step AS (PARTITION BY name, step);
+"""
+"""Histograms of the amounts in ten bins, by step from 1; they include 0 and 1."""
 
 _GROUPS = f"""
 INSERT OR REPLACE INTO groups
 SELECT s.question_id, s.policy_digest, s.step, s.state_id, max(ifnull(json_extract(s.components, '$.sampled'), 1)),
     count(*), count(s.reward), max(s.reward), min(s.reward), sum(s.reward), count(s.failure_kind),
     sum(ifnull(s.failure_kind IN ({OUTAGE_SQL}), 0)), count(DISTINCT s.completion),
-    max(json_extract(s.components, '$.recall')), min(json_extract(s.components, '$.recall'))
+    max(json_extract(s.components, '$.recall')), min(json_extract(s.components, '$.recall')),
+    sum(ifnull(s.failure_kind = 'parse', 0))
 FROM batch b CROSS JOIN policies p
 CROSS JOIN run.samples s ON s.policy_digest = p.digest AND s.question_id = b.question_id
 GROUP BY s.question_id, s.policy_digest, s.step, s.state_id
@@ -213,12 +228,16 @@ class RunIndex:
 
 
 def create_facts(path: Path, rows: Iterable[tuple[str, Sequence[Any]]]) -> None:
-    """Write a file of facts; ``rows`` are (table, values), and the first row with a key wins."""
+    """Write a file of facts; ``rows`` are (table, values), and the first row with a key wins.
+
+    Rows of ``amounts`` (name, step, value) become histograms.
+    """
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.executescript(
-            f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN; {_FACTS}"
+            f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN; {_FACTS}{_AMOUNTS}"
         )
         for table, values in rows:
             marks = ", ".join("?" * len(values))
             database.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", values)
+        database.execute(_BARS)
         database.execute("COMMIT")

@@ -134,13 +134,13 @@ LISTS = {
         "groups g LEFT JOIN questions q ON q.question_id = g.question_id "
         "LEFT JOIN policies p ON p.digest = g.policy_digest",
         {
-            "question": ("question", "q.text"), "step": ("#step", "g.step"), "policy": ("policy", "p.name"),
+            "question": ("question", "q.text"), "step": ("#step", "g.step + 1"), "policy": ("policy", "p.name"),
             "n": ("#samples", "g.n"), "texts": ("#distinct", "g.texts"), "best": ("#reward", "g.best"),
             "failures": ("#failures", "nullif(g.failures, 0)"), "reason": ("reason", _REASON),
         },
         (
             _SEARCH,
-            Filter("step", "step", "g.step = :step", "number"),
+            Filter("step", "step", "g.step + 1 = :step", "number"),
             Filter("reason", "reason", {reason: f"{_REASON} = '{reason}'" for reason in _REASONS}, "choice"),
         ),
         "g.rowid",
@@ -154,12 +154,12 @@ LISTS = {
         "LEFT JOIN run.samples c ON c.id = p.chosen_id LEFT JOIN run.samples r ON r.id = "
         "p.rejected_id",
         {
-            "question": ("question", "q.text"), "step": ("#step", "p.step"), "chosen": ("chosen", "c.completion"),
+            "question": ("question", "q.text"), "step": ("#step", "p.step + 1"), "chosen": ("chosen", "c.completion"),
             "rejected": ("rejected", "r.completion"), "margin": ("#margin", "p.margin"),
         },
         (
             _SEARCH,
-            Filter("step", "step", "p.step = :step", "number"),
+            Filter("step", "step", "p.step + 1 = :step", "number"),
             Filter("min", "margin from", "p.margin >= :min", "number"),
         ),
         "p.rowid",

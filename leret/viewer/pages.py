@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,17 +16,20 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_mark_safe
 
+from leret import __version__
 from leret.core.progress import visible
 from leret.viewer.collect import label_of, main_measure, summaries
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS, PAGE, csv_lines, select
-from leret.viewer.tree import Group, Tree, word_difference
+from leret.viewer.plots import MISMATCH, axis, curves_of
+from leret.viewer.tree import Group, Tree
 
 ASSETS = Path(__file__).parent / "assets"
 MENU = ("questions", "groups", "pairs", "trainings", "prompts", "coverage")
 NOTES = "SELECT text FROM notes"
 _STATIC_ROWS = 2000
 _DOTS = re.compile(r"~*\.\.?")
+_FEW_SHOT = re.compile(r"\bbank:(?=\d)")
 
 Parts = tuple[str, ...]
 """Segments of a page's path: ``("q", ID, STATE)``.
@@ -37,8 +41,9 @@ Url = Callable[..., str]
 """Function that returns the address of a page, given its parts, an ``anchor`` and filters."""
 
 _COUNTS = (
-    "SELECT p.name, sum(step = 0) AS questions, sum(sampled) AS states, sum(n) FILTER (WHERE "
-    "sampled) AS samples, sum(failures) AS failures, sum(total) FILTER (WHERE sampled) / "
+    "SELECT p.name, p.digest, sum(step = 0) AS questions, sum(sampled) AS states, sum(n) FILTER "
+    "(WHERE sampled) AS samples, sum(failures) AS failures, sum(unparsed) AS unparsed, ifnull((SELECT "
+    "n FROM facts.cuts WHERE policy_digest = p.digest), 0) AS cut, sum(total) FILTER (WHERE sampled) / "
     "sum(rewarded) FILTER (WHERE sampled) AS mean, avg(best > worst) FILTER (WHERE sampled) AS "
     "spread FROM policies p CROSS JOIN groups g ON g.policy_digest = p.digest GROUP BY p.place"
 )
@@ -62,6 +67,15 @@ def part_of(segment: str) -> str:
     if _DOTS.fullmatch(segment):
         return segment.removeprefix("~")
     return segment
+
+
+def shown(name: str) -> str:
+    """Return a text with the names that pages show for systems.
+
+    >>> shown("bank:1 finds more than base")
+    'few-shot:1 finds more than base'
+    """
+    return _FEW_SHOT.sub("few-shot:", name)
 
 
 def server_url(*parts: str, anchor: str = "", **query: Any) -> str:
@@ -91,7 +105,14 @@ class Pages:
         }
         loader = FileSystemLoader(ASSETS)
         self._jinja = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
-        self._jinja.globals |= {"word_difference": word_difference, "main_measure": main_measure}
+        self._jinja.filters |= {"shown": shown, "exp": math.exp}
+        self._jinja.globals |= {
+            "axis": axis,
+            "curves_of": curves_of,
+            "mismatch_titles": MISMATCH,
+            "main_measure": main_measure,
+            "package_version": __version__,
+        }
 
     def page(
         self, parts: Parts, query: Mapping[str, str], url: Url = server_url
@@ -106,21 +127,11 @@ class Pages:
         suffix = ""
         if local:
             kind, _, suffix = local[0].partition(".")
-        shared = {
-            **self._links(name, local, url),
-            "notes": self.notes.get(name, "").splitlines() + [row[0] for row in index.read(NOTES)],
-            "run": name,
-            "index": index,
-            "kind": kind,
-            "version": self.version(parts),
-            "menu": MENU,
-            "static": self.static,
-            "query": dict(query),
-            "prefix": "",
-        }
+        shared = self._shared(name, kind, query)
+        shared |= {**self._links(name, local, url), "version": self.version(parts)}
 
         def render(template: str, **values: Any) -> str:
-            return self._jinja.get_template(f"{template}.html.j2").render(**shared, **values)
+            return self.template(template, **shared, **values)
 
         if kind == "q" and len(local) in {2, 3}:
             question = self.question(name, local[1], "".join(local[2:]), query.get("policy", ""))
@@ -164,9 +175,35 @@ class Pages:
             "runs": runs,
         }
 
-    def part(self, template: str, **values: Any) -> str:
-        """Return a part of report.html, which has no links to pages."""
-        html = self._jinja.get_template(f"{template}.html.j2").render(url=None, **values)
+    def _shared(self, name: str, kind: str, query: Mapping[str, str]) -> dict[str, Any]:
+        index = self.runs[name]
+        return {
+            "notes": self.notes.get(name, "").splitlines() + [row[0] for row in index.read(NOTES)],
+            "run": name,
+            "index": index,
+            "kind": kind,
+            "menu": MENU,
+            "static": self.static,
+            "query": dict(query),
+            "prefix": "",
+        }
+
+    def template(self, name: str, **values: Any) -> str:
+        return self._jinja.get_template(f"{name}.html.j2").render(**values)
+
+    def report(self, evaluation: str, **values: Any) -> str:
+        """Return the overview of an evaluation of the first run, with its trainings, as one file."""
+        name, index = next(iter(self.runs.items()))
+        content = _overview(index, evaluation) | _trainings(index)
+        shared = self._shared(name, "report", {}) | {"url": None, "version": ""}
+        return self.template("report", **shared, **content, **values)
+
+    def fold(self, run: str, number: int, row: Mapping[str, Any]) -> str:
+        """Return the tree of a question for the report, as HTML that templates do not escape."""
+        question = self.question(run, row["question_id"]) or {}
+        html = self.template(
+            "fold", url=None, static=self.static, prefix=f"t{number}-", row=row, **question
+        )
         return do_mark_safe(html)
 
     def version(self, parts: Parts) -> str:
@@ -175,7 +212,7 @@ class Pages:
         if local[:1] != ("q",):
             return str(self.runs[name].version)
         sql = (
-            "SELECT sum(n) || ' ' || (SELECT count(*) FROM facts.figures) "
+            "SELECT sum(n) || ' ' || (SELECT count(*) FROM facts.documents) "
             "FROM groups WHERE question_id = ?"
         )
         question_id = "".join(local[1:2])
@@ -220,7 +257,10 @@ class Pages:
             groups += [(run, tree, group) for group in tree.groups(digest)]
         if tree.text is None or (state_id and not groups):
             return None
-        paths = self._paths(trees)
+        paths = {}
+        for name, tree_of_run in trees.items():
+            for label, steps in tree_of_run.paths().items():
+                paths[f"{name} · {label}" if len(trees) > 1 else label] = steps
         return {
             "tree": tree,
             "groups": groups,
@@ -230,19 +270,6 @@ class Pages:
             "paths": paths,
             "hops": sorted({step["hop"] for step in chain.from_iterable(paths.values())}),
         }
-
-    def _paths(self, trees: Mapping[str, Tree]) -> dict[str, list[dict[str, Any]]]:
-        """Return the paths of a question: sampled ones, the default systems, all other systems."""
-        paths: dict[str, list[dict[str, Any]]] = {}
-        for name, tree in trees.items():
-            systems, defaults = systems_of(self.runs[name])
-            steps = tree.paths()
-            sampled = [label for label in steps if label not in systems]
-            for label in dict.fromkeys([*sampled, *defaults.values(), *systems]):
-                if label in steps:
-                    title = f"{name} · {label}" if len(trees) > 1 else label
-                    paths[title] = steps[label]
-        return paths
 
 
 def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[str, str]]:
@@ -263,12 +290,22 @@ def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[s
     return systems, defaults
 
 
-def _overview(index: RunIndex) -> dict[str, Any]:
-    figures = index.read("SELECT * FROM figures WHERE page = 'overview'")
+def _overview(index: RunIndex, evaluation: str = "") -> dict[str, Any]:
+    """Return the values of the overview, which begins with an evaluation's headline."""
+    by_name = summaries(index.run)
+    if evaluation in by_name:
+        by_name = {evaluation: by_name[evaluation], **by_name}
+    first = next(iter(by_name), "")
+    abouts = {name: json.loads(about) for name, about in index.read("SELECT * FROM evaluations")}
     return {
-        "summaries": summaries(index.run),
-        "figures": figures,
+        "evaluation": evaluation,
+        "summaries": by_name,
+        "abouts": abouts,
+        "about": abouts.get(first, {}),
+        "delivered": by_name.get("", by_name.get(first, {})).get("focus"),
+        "manifest": index.run.record(),
         "costs": _COSTS,
+        "bars": index.read("SELECT * FROM bars"),
         "policies": index.cached(_COUNTS, {}, list),
         "gold": index.cached(_GOLD, {}, list)[0],
         "n_questions": index.one("SELECT count(*) FROM questions"),
@@ -291,16 +328,11 @@ def _summary_csv(by_evaluation: Mapping[str, Mapping[str, Any]]) -> Iterator[str
 
 
 def _trainings(index: RunIndex) -> dict[str, Any]:
-    rows = index.read("SELECT title, svg FROM figures WHERE page = 'trainings'")
-    figures = {row["title"]: row["svg"] for row in rows}
     paths = sorted(
-        index.run.policies.glob("*/training.json"), key=lambda path: path.stat().st_mtime
+        index.run.policies.glob("[!.]*/training.json"), key=lambda path: path.stat().st_mtime
     )
-    trainings: list[tuple[str, Any]] = []
-    for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        trainings.append((path.parent.name, record))
-    return {"trainings": trainings, "figures": figures, "rounds": index.run.manifest.rounds}
+    trainings = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    return {"trainings": trainings, "rounds": index.run.manifest.rounds}
 
 
 def _prompts(index: RunIndex) -> dict[str, Any]:

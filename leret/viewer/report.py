@@ -1,22 +1,24 @@
-"""Trees of selected questions in report.html, and `leret view --report`, which writes the report again."""
+"""R/report.html: the overview of a run's pages as one file, with trees of selected questions."""
 
 from __future__ import annotations
 
-import json
 import tempfile
 from array import array
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 from typing import Any
 
+from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.report.comparison import read_summary
-from leret.evaluation.report.page import write_page
+from leret.sampling.store.store import Store
 from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import select
-from leret.viewer.pages import ASSETS, NOTES, Pages, systems_of
+from leret.viewer.pages import Pages, systems_of
 
+MAX_BYTES = 5_000_000
 MAX_TREES = 200
 _LISTS: tuple[tuple[int, dict[str, str]], ...] = (
     (40, {"change": "improved", "sort": "difference", "desc": "1"}),
@@ -29,59 +31,48 @@ _LISTS: tuple[tuple[int, dict[str, str]], ...] = (
 
 
 def write_report(run: Run, evaluation: str | None = None) -> Path:
-    """Write the report of an evaluation (default: the main one) again, and return its path.
+    """Write the report of an evaluation (default: the main one), and return its path.
 
-    RunError if none.
+    Trees that do not fit into `MAX_BYTES` are left out. RunError if the run has no such evaluation.
     """
     run.section("sampling", "leret sample RECIPE")
-    summary = read_summary(run, evaluation)
-    shown = run.eval / (evaluation or "") / "examples.json"
-    examples = json.loads(shown.read_text(encoding="utf-8")) if shown.is_file() else None
-    page = run.report
-    if evaluation:
-        page = run.eval / evaluation / "report.html"
-    write_page(run, page, summary, examples, trees)
-    return page
-
-
-def trees(run: Run, evaluation: str, room: int) -> str:
-    """Return a section of HTML with the trees of up to `MAX_TREES` questions.
-
-    "" for a run without samples. ``evaluation`` compares the systems ("": the main one). Trees that
-    do not fit into ``room`` bytes are left out.
-    """
-    if not run.store.is_file():
-        return ""
+    read_summary(run, evaluation)
+    name = evaluation or ""
+    path = run.eval / name / "report.html" if evaluation else run.report
     with tempfile.TemporaryDirectory(prefix="leret-report-") as scratch:
         files = Path(scratch)
-        with closing(RunIndex(run, files / "index.db")) as index:
-            complete(index, files / "facts.db", plots=False)
-            return _section(index, evaluation, room)
+        shown = copy(run)
+        if not run.store.is_file():  # an evaluation without samples
+            shown.store = files / "rollouts.db"
+            Store(shown.store).close()
+        with closing(RunIndex(shown, files / "index.db")) as index:
+            complete(index, files / "facts.db")
+            page = _page(index, name)
+    with run.writing():
+        write_atomically(path, page)
+    return path
 
 
-def _section(index: RunIndex, evaluation: str, room: int) -> str:
-    pages = Pages({"": index}, {})
+def _page(index: RunIndex, evaluation: str) -> str:
+    run = index.run.path.resolve().name
+    pages = Pages({run: index}, {})
     values: dict[str, Any] = {
-        "run": index.run.path.resolve().name,
-        "systems": systems_of(index, evaluation)[1],
+        "defaults": systems_of(index, evaluation)[1],
         "total": index.one("SELECT count(*) FROM questions"),
-        "notes": [text for [text] in index.read(NOTES)],
-        "style": (ASSETS / "tree.css").read_text(encoding="utf-8"),
     }
-    empty = pages.part("report", trees=(), too_large=MAX_TREES, **values)
-    room -= len(empty.encode()) + MAX_TREES  # line ends
-    shown: list[str] = []
+    empty = pages.report(evaluation, trees=(), too_large=MAX_TREES, **values)
+    room = MAX_BYTES - len(empty.encode()) - MAX_TREES  # line ends
+    trees: list[str] = []
     too_large = 0
     for number, row in enumerate(selected(index, evaluation)):
-        question = pages.question("", row["question_id"]) or {}
-        tree = pages.part("fold", prefix=f"t{number}-", row=row, **question)
+        tree = pages.fold(run, number, row)
         n_bytes = len(tree.encode())
         if n_bytes > room:
             too_large += 1
             continue
-        shown.append(tree)
+        trees.append(tree)
         room -= n_bytes
-    return pages.part("report", trees=shown, too_large=too_large, **values)
+    return pages.report(evaluation, trees=trees, too_large=too_large, **values)
 
 
 def selected(index: RunIndex, evaluation: str = "") -> list[dict[str, Any]]:

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from itertools import chain, groupby
 from typing import Any
 
 from leret.core.types import Sample
 from leret.sampling.store.store import sample_of
 from leret.viewer.index import RunIndex
+
+_PROGRAM = """
+SELECT ifnull((SELECT min(hop) FROM facts.results WHERE completion NOTNULL), 1) AS first_hop, EXISTS (
+    SELECT 1 FROM facts.results r JOIN facts.tasks t ON t.id = r.question_id
+    WHERE r.completion NOTNULL AND substr(r.query, 1, length(t.text) + 1) = t.text || ' '
+) AS adds
+"""
+"""The first hop after a completion, and whether searches are the question with words added."""
+
+_NUMBERED = re.compile(r'^"(\d+) (.+?)",?$', re.MULTILINE)
+"""A numbered line of a prompt, in indented JSON."""
+
+_NOTHING = ("[question]", "nothing")
+"""Picks and completions that add no words to the question."""
+
+_TOKENS = "SELECT id, text FROM facts.tokens WHERE id IN (SELECT value FROM json_each(?))"
 
 Ranks = Mapping[str, int | None]
 """Rank of each gold document (from 1), or of its first chunk; None if it is missing."""
@@ -22,27 +38,36 @@ Ranks = Mapping[str, int | None]
 class Card:
     """Samples of a group with the same completion, ranking and reward.
 
-    ``beats`` are numbers of other cards.
+    ``choices`` are the texts of numbered lines in the prompt; ``beats`` are numbers of other cards.
     """
 
     samples: list[Sample]
     ranks: Ranks
+    choices: Mapping[str, str]
     is_chosen: bool = False
     beats: set[int] = field(default_factory=set)
 
     @property
-    def query(self) -> str:
-        """The output with "query" in its name, or all outputs.
+    def query(self) -> str | None:
+        """The output with "query" in its name, which is the search; None if there is none."""
+        for name, text in self.samples[0].outputs.items():
+            if "query" in name.lower() and isinstance(text, str):
+                return text
+        return None
 
-        The completion if it does not parse.
+    @property
+    def words(self) -> str:
+        """The query, or all outputs; the completion if it does not parse.
+
+        The number of a choice is replaced by its text.
         """
         outputs = self.samples[0].outputs
-        lines: list[str] = []
-        for name, text in outputs.items():
-            if "query" in name.lower() and isinstance(text, str):
-                lines = [text]
-                break
-            lines.append(f"{name}: {text}" if len(outputs) > 1 else str(text))
+        if self.query is not None:
+            return self.query
+        if len(outputs) == 1:
+            text = str(*outputs.values())
+            return self.choices.get(text, text)
+        lines = [f"{name}: {text}" for name, text in outputs.items()]
         return "\n".join(lines) or self.samples[0].completion or ""
 
 
@@ -78,6 +103,18 @@ class Tree:
         )
         self.gold = {row["doc_id"]: row["in_corpus"] for row in gold}
         self.documents: dict[str, sqlite3.Row] = {}
+        [self._program] = index.cached(_PROGRAM, {}, list)
+
+    def search(self, card: Card) -> tuple[str, str]:
+        """Return the question, if the program searches with it and a card's words, and the words."""
+        if not self._program["adds"] or card.query is not None or not card.samples[0].outputs:
+            return "", card.words
+        return self.text, "" if card.words in _NOTHING else card.words
+
+    def token_texts(self, sample: Sample) -> dict[int, str]:
+        """Return the text of each token id of a sample, if it is known."""
+        rows = self._index.read(_TOKENS, (json.dumps(sample.token_ids),))
+        return {row["id"]: row["text"] for row in rows}
 
     def policies(self) -> list[sqlite3.Row]:
         """Return digest and name of the question's policies, in order of sampling."""
@@ -90,7 +127,7 @@ class Tree:
     def groups(self, digest: str | None = None, state_id: str | None = None) -> list[Group]:
         """Return the groups of a policy at a state (default: all), by policy and step."""
         sql = (
-            "SELECT s.*, t.predictor, t.messages, p.name AS policy_name, v.chosen, v.outcome, "
+            "SELECT s.*, t.predictor, t.messages, t.inputs, p.name AS policy_name, v.chosen, v.outcome, "
             "b.doc_ids AS before FROM policies p CROSS JOIN run.samples s ON s.policy_digest = "
             "p.digest AND s.question_id = :q JOIN run.states t ON (t.id, t.question_id) = "
             "(s.state_id, s.question_id) LEFT JOIN run.visits v ON (v.question_id, v.step, "
@@ -117,10 +154,13 @@ class Tree:
         for group in self.groups():
             card = next((card for card in group.cards if card.is_chosen), group.cards[0])
             if card.samples[0].is_sampled:
-                step = {"hop": group.row["step"] + 1, "query": card.query, "ranks": card.ranks}
+                search = " ".join(self.search(card)).strip()
+                hop = group.row["step"] + self._program["first_hop"]
+                step = {"hop": hop, "query": search, "ranks": card.ranks}
                 paths.setdefault(f"sampled: {group.row['policy_name']}", []).append(step)
         rows = self._index.read(
-            "SELECT * FROM facts.results WHERE question_id = ? ORDER BY system, hop", (self.id,)
+            "SELECT * FROM facts.results WHERE question_id = ? ORDER BY number, system, hop",
+            (self.id,),
         )
         self._add_documents(json.loads(row["doc_ids"]) for row in rows)
         for row in rows:
@@ -152,10 +192,12 @@ class Tree:
 
     def _group(self, rows: Sequence[sqlite3.Row]) -> Group:
         cards: dict[tuple[Any, ...], Card] = {}
+        inputs = json.dumps(json.loads(rows[0]["inputs"]), indent=0, ensure_ascii=False)
+        choices = dict(_NUMBERED.findall(inputs))
         for row in rows:
             sample = sample_of(row)
             key = sample.completion, sample.doc_ids, sample.reward, sample.failure
-            card = cards.setdefault(key, Card([], self._ranks(sample.doc_ids)))
+            card = cards.setdefault(key, Card([], self._ranks(sample.doc_ids), choices))
             card.samples.append(sample)
             card.is_chosen |= sample.id == row["chosen"]
         ordered = sorted(cards.values(), key=lambda card: -(card.samples[0].reward or 0.0))
@@ -179,25 +221,3 @@ class Tree:
         sql = "SELECT * FROM facts.documents WHERE doc_id IN (SELECT value FROM json_each(?))"
         for row in self._index.read(sql, (json.dumps(sorted(new)),)):
             self.documents[row["doc_id"]] = row
-
-
-def word_difference(before: str, after: str) -> list[tuple[str, str]]:
-    """Return (change, text) parts that turn ``before`` into ``after``.
-
-    Changes are equal, delete and insert.
-
-    >>> word_difference("a red car", "a blue car")
-    [('equal', 'a'), ('delete', 'red'), ('insert', 'blue'), ('equal', 'car')]
-    """
-    old = before.split()
-    new = after.split()
-    parts: list[tuple[str, str]] = []
-    for change, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if change == "equal":
-            parts.append(("equal", " ".join(new[k:m])))
-            continue
-        if i < j:
-            parts.append(("delete", " ".join(old[i:j])))
-        if k < m:
-            parts.append(("insert", " ".join(new[k:m])))
-    return parts

@@ -20,6 +20,7 @@ from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.search import Found
 from leret.rollouts.actors import Decoding
+from leret.viewer.report import write_report
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program
 from tests.programs.zoo import Agent
 from tests.rollouts.test_rollout import roll_by
@@ -45,7 +46,7 @@ def test_hydes_query_is_the_passage_that_the_policy_writes(written, query):
 
 
 def test_hyde_says_what_the_queries_were(run):
-    summary = evaluate(asks("base", "hyde", limit=2), run).summary
+    summary = evaluate(asks("base", "hyde", limit=2), run, report=write_report).summary
     hyde = summary["rows"][1]
     assert (hyde["system"], hyde["policy"], hyde["lm_calls"], hyde["failed"]) == ("hyde", "base", 4, 0)
     (note,) = summary["notes"]

@@ -16,6 +16,7 @@ from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
 from leret.programs.load import load_program
 from leret.sampling.stage import sample
+from leret.viewer.report import write_report
 from tests.evaluation.eval_fakes import asks, train
 
 SMALL = asks("raw-question")
@@ -63,14 +64,16 @@ def test_another_temperature_wants_a_name_and_a_seed_only_where_it_is_warm(run):
 
 def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
     recipes = BASE, but(BASE, split="dev")
-    test, dev = (evaluate(recipe, run) for recipe in recipes)
+    test, dev = (evaluate(recipe, run, report=write_report) for recipe in recipes)
     assert (test.path, test.page) == (run.eval / "summary.json", run.report)
     assert (dev.path, dev.page) == (run.eval / "dev/summary.json", run.eval / "dev/report.html")
     assert (test.summary["name"], dev.summary["name"]) == (None, "dev")
     assert "dev" in dev.page.read_text()
     for name in ("qrels.trec", "examples.json", "raw-question/run.trec"):
         assert (run.eval / name).read_text() != "" != (run.eval / "dev" / name).read_text()
-    assert all(evaluate(recipe, run).already for recipe in recipes)
+    test.page.unlink()
+    assert all(evaluate(recipe, run, report=write_report).already for recipe in recipes)
+    assert test.page.is_file()  # written again
 
 
 def test_the_program_is_that_of_the_runs_own_test_questions(run):
@@ -120,7 +123,7 @@ def test_an_evaluation_and_a_system_share_no_directory(run):
 
 
 def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_path):
-    first = evaluate(BASE, run)
+    first = evaluate(BASE, run, report=write_report)
     texts = [run.manifest_path, run.report, *run.program.iterdir(), *run.path.rglob("*.json"), *run.path.rglob("*.md")]
     assert not [path for path in texts if str(tmp_path) in path.read_text()]
     assert "path: $RUN/../program.py:MultiHop" in run.manifest_path.read_text()
@@ -135,7 +138,7 @@ def test_one_table_has_the_same_systems_on_several_retrievers(run):
     recipe = asks("raw-question", "base", limit=4, retrievers={"both": {"kind": "hybrid", "engines": pair}})
     assert estimate(recipe, run).to_ask == ("raw-question", "base", "raw-question@both", "base@both")
     assert not (run.cache / "eval").exists()  # an estimate builds no index
-    rows = {row["system"]: row for row in evaluate(recipe, run).summary["rows"]}
+    rows = {row["system"]: row for row in evaluate(recipe, run, report=write_report).summary["rows"]}
     assert {name: row["retriever"] for name, row in rows.items() if row["retriever"]} == {
         "raw-question@both": "both",
         "base@both": "both",

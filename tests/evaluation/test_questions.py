@@ -11,6 +11,7 @@ from leret.evaluation.stage import evaluate
 from leret.programs.prompts import Prompt
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
+from leret.viewer.report import write_report
 from tests.datasets.writing import json_lines
 from tests.evaluation.eval_fakes import asks, train
 
@@ -51,13 +52,13 @@ def test_leaks_through_other_runs_demos_and_pretraining_are_reported(run, tmp_pa
     write_fingerprints(Path(sampling["policy"]["model"]), [texts[third]])
     extra = {"demos": {"mine": str(tmp_path / "mine.json")}, "actors": {"sft": {"model": str(other.policies / "sft")}}}
     try:
-        leaks = evaluate(asks("base", limit=3, **extra), run).summary["leaks"]
+        leaks = evaluate(asks("base", limit=3, **extra), run, report=write_report).summary["leaks"]
     finally:
         (Path(sampling["policy"]["model"]) / FINGERPRINTS).unlink()
     pairs = {one["id"]: (one["kind"], one["training_id"]) for one in leaks["examples"]}
     assert pairs == {first: ("text", "other: a"), second: ("words", "a demo of mine"), third: ("pretraining", None)}
     assert leaks["unknown"] == []
-    assert leaks["verdict"] in run.report.read_text()
+    assert leaks["verdict"].removeprefix("leak") in run.report.read_text()
 
 
 def test_gold_documents_that_the_corpus_lacks_are_a_note(run, tmp_path):

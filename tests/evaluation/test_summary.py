@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -164,3 +165,38 @@ def test_bleu_is_of_all_answers_and_distinct_words_have_no_interval():
     by_type = made["rows"][1]["by_type"]["b"]["hops"][1]["bleu"]
     assert by_type == pytest.approx(sacrebleu.corpus_bleu([said["sft"][1]], [[texts[1]]]).score / 100, abs=1e-6)
     assert json.loads(json.dumps(made)) == made
+
+
+def outcome(name, kind, recalls, rivals=()):
+    rows = [row(f"q{i}", 1, value) for i, value in enumerate(recalls)]
+    return System(name, kind, name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.0)
+
+
+EIGHT = [Task.question(f"q{i}", "?") for i in range(8)]
+RAW = outcome("raw-question", "baseline", [1.0] * 8)
+HALF = outcome("raw-question", "baseline", [0.5] * 8)
+NOTHING = outcome("base", "base", [0.0] * 8)
+SFT = outcome("sft", "policy", [0.0] * 8)
+BETTER = outcome("sft", "policy", [1.0] * 8)
+BEHIND = [outcome(name, "policy", [1.0] * 2 + [0.5] * 6, ("raw-question",)) for name in ("sft", "ipo")]
+BANK = outcome("bank:1", "prompt", [0.5] * 8)
+ORACLE = outcome("oracle-titles", "baseline", [1.0] * 8)
+RM3 = outcome("rm3", "baseline", [1.0] * 8)
+
+
+@pytest.mark.parametrize(
+    ("systems", "focus", "says"),
+    [
+        ([RAW, NOTHING, SFT], "sft", "raw-question finds more than every system with an LM: 100% of the gold"),
+        ([RAW, NOTHING, BANK], None, "raw-question finds at least as much as any .* LM: .*against 50% by bank:1"),
+        ([RAW, NOTHING, *BEHIND], "sft", "raw-question finds at least as much as any system"),  # more comparisons
+        ([RM3, NOTHING, SFT], "sft", "rm3 finds more than every system with an LM"),
+        ([RAW, NOTHING, BETTER], "sft", "sft finds more than base: 100% .*, against 0%; the raw question finds 100%"),
+        ([HALF, NOTHING, BANK, BETTER], "sft", "sft finds more than base: 100% .*; the raw question finds 50%"),
+        ([NOTHING, SFT], "sft", None),
+        ([ORACLE, BANK, NOTHING], None, "bank:1 finds more than base"),
+    ],
+)
+def test_the_headline_names_the_system_that_found_most(systems, focus, says):
+    made = headline(summarise(systems, EIGHT, ["recall"], EvalRecipe(resamples=200)) | {"focus": focus})
+    assert made is None if says is None else re.search(says, made)

@@ -48,8 +48,12 @@ def write_store(run):
         ]
         store.put_samples(group, ORIGIN)
         store.put_samples([sample("later", "s0", ("d2",), 0.5)], LATER)
-        second = [("e", ("d1", "d3", "d2"), 1.0), ("ff", ("d3",), 0.0)]
-        store.put_samples([sample(n, "s1", ids, r, step=1) for n, ids, r in second], ORIGIN)
+        tokens = {"token_ids": (5, 400, 2), "logprobs": (-0.25, -1.5, 0.0)}
+        second = [
+            sample("e", "s1", ("d1", "d3", "d2"), 1.0, step=1, **tokens),
+            sample("ff", "s1", ("d3",), 0.0, step=1),
+        ]
+        store.put_samples(second, ORIGIN)
         store.put_samples([sample(n, "t0", ("d3",), 0.0, "same") for n in ("g", "hh")], ORIGIN)
         store.put_visit(PathStep("q1", 0, "P1", "s0", None, "b", "next"))
         store.put_visit(PathStep("q1", 1, "P1", "s1", "b", "e", "finished"))
@@ -72,7 +76,8 @@ def write_results(run):
         rows = [ScoredHop("q3", None, 0, 1, f"find {system}", "x", ids, (1.0,) * len(ids), {"recall": 1.0, "ap": ap})]
         (run.eval / system).mkdir(parents=True)
         write_rows(run.eval / system / "per_question.parquet", rows, ["recall", "ap"])
-    facts = {"n_questions": 1, "split": "test", "confidence": 0.95, "baseline": "base", "focus": "ipo"}
+    facts = {"n_questions": 1, "split": "test", "confidence": 0.95, "resamples": 100, "seed": 0}
+    facts |= {"baseline": "base", "focus": "ipo", "n_hops": 1}
     facts |= {"comparisons": [], "leaks": {"verdict": f"leak check: none {EVIL}"}, "gold_coverage": 0.75}
     rows = [{"system": name, "kind": "base", **row} for name in ("base", "ipo")]
     (run.eval / "summary.json").write_text(json.dumps({"measures": ["recall", "ap"], "rows": rows, **facts}))

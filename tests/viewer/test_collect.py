@@ -1,12 +1,12 @@
 import json
-import re
-import shutil
 import sqlite3
 from contextlib import closing
 
+import pytest
+
 from leret.evaluation.results import ScoredHop, write_rows
 from leret.viewer.collect import collect, sources
-from leret.viewer.index import RunIndex
+from leret.viewer.index import RunIndex, create_facts
 from leret.viewer.pages import Pages
 
 
@@ -18,18 +18,44 @@ def test_facts_come_from_data_results_pairs_and_trainings(index):
     assert ("d1", "Title 1") in rows("SELECT doc_id, title FROM documents")
     assert rows("SELECT * FROM ends") == {("base", "q3", 0.5), ("ipo", "q3", 1.0)}
     assert rows("SELECT chosen_id, rejected_id, margin FROM pairs") >= {("a", "b", 0.5), ("e", "ff", 1.0)}
-    assert rows("SELECT page, title FROM figures") == {("overview", "recall by hop"), ("trainings", "ipo")}
     assert rows("SELECT * FROM notes") == set()
 
 
-def test_plots_of_several_evaluations_share_no_ids(run, tmp_path):
-    shutil.copytree(run.eval, tmp_path / "dev")
-    shutil.move(tmp_path / "dev", run.eval / "dev")
+def test_every_system_is_compared_with_every_other_one(run, tmp_path):
     collect(run, tmp_path / "facts.db")
-    with closing(sqlite3.connect(tmp_path / "facts.db")) as facts:
-        ids = [re.findall(r' id="([^"]+)"', svg) for [svg] in facts.execute("SELECT svg FROM figures")]
-    assert [len(one) > 0 for one in ids] == [True] * 3
-    assert sum(map(len, ids)) == len(set().union(*ids))
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as database:
+        [(name, about)] = database.execute("SELECT name, about FROM evaluations").fetchall()
+    about = json.loads(about)
+    assert (name, about["headline"], about["main"]) == (
+        "",
+        "ipo finds about as much as base: 50% of the gold documents, against 50%",
+        ["recall", "ap"],
+    )
+    pair = about["differences"]["ipo"]["base"]
+    assert (pair["measure"], pair["difference"], pair["ci"], pair["n"]) == ("recall", 0.0, [0.0, 0.0], 1)
+    assert set(about["differences"]["base"]) == {"ipo"}
+
+
+def test_rewards_and_margins_have_histograms_and_cut_completions_are_counted(index):
+    def bars(name):
+        sql = "SELECT step, bin, n, share, mean FROM bars WHERE name = ? ORDER BY step, bin"
+        return [tuple(row) for row in index.read(sql, (name,))]
+
+    # step 1: rewards 1, .5, .5, .5 (sft) and two of 0; step 2: 1 and 0
+    first = [(1, 0, 2, 2 / 6, 2.5 / 6), (1, 5, 3, 0.5, 2.5 / 6), (1, 9, 1, 1 / 6, 2.5 / 6)]
+    assert bars("Rewards") == [*map(pytest.approx, first), (2, 0, 1, 0.5, 0.5), (2, 9, 1, 0.5, 0.5)]
+    assert [row[:3] for row in bars("Margins")] == [(1, 5, 1), (2, 9, 1)]
+    assert index.read("SELECT * FROM cuts") == []
+
+
+def test_a_histogram_is_as_wide_as_its_values(run, tmp_path):
+    create_facts(tmp_path / "facts.db", [("amounts", ("Rewards", 0, value)) for value in (-3.5, 0.5, 2.0)])
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as database:
+        assert database.execute("SELECT bin, low, high FROM bars").fetchall() == [
+            (0, -3.5, 2),
+            (7, -3.5, 2),
+            (9, -3.5, 2),
+        ]
 
 
 def test_a_part_that_cannot_be_read_is_a_note(run, tmp_path):
@@ -70,4 +96,4 @@ def test_systems_without_gold_documents_are_compared_by_their_first_measure(run,
     index.use(tmp_path / "facts.db")
     assert [tuple(row) for row in index.read("SELECT * FROM ends")] == [("base", "q3", 0.25), ("ipo", "q3", 0.25)]
     assert index.one("SELECT count(*) FROM notes") == 0
-    assert "em, minus base" in Pages({"run": index}, {}).page((), {})
+    assert 'em, minus <span class="rival-name">base' in Pages({"run": index}, {}).page((), {})

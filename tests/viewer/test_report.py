@@ -1,36 +1,82 @@
+import json
 import re
 from dataclasses import replace
+from html.parser import HTMLParser
 
 import pytest
 
 from leret.core.errors import RunError
-from leret.evaluation.report import page
 from leret.sampling.store.store import Store
 from leret.viewer import report
-from tests.evaluation.report.test_page import Checker
-from tests.viewer.conftest import ORIGIN, sample, state
+from leret.viewer.pages import ASSETS
+from tests.viewer.conftest import ORIGIN, build, sample, state
 
 SHOWN = re.compile('<details class="question"><summary><span class="text">(.*?)</span>')
 
 
+class Checker(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.attributes = [], [], []
+        self.feed(page)
+
+    def values(self, *names):
+        return [value for name, value in self.attributes if name in names]
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in {"meta", "br", "input"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
 @pytest.fixture(scope="module")
-def section(shared):
-    return report.trees(shared[0], "", 1_000_000)
+def page(tmp_path_factory):
+    run = build(tmp_path_factory.mktemp("report"))
+    return report.write_report(run).read_text(encoding="utf-8")
 
 
-def test_trees_are_those_of_the_viewer_without_links_scripts_or_markup(section):
-    checked = Checker(section)
+def test_it_is_well_formed_needs_nothing_beside_it_and_nothing_that_it_shows_becomes_markup(page):
+    checked = Checker(page)
+    assert checked.open == []
     assert len(checked.values("id")) == len(set(checked.values("id")))
-    assert not checked.tags & {"script", "img", "iframe", "object", "link"}
+    assert not {"img", "iframe", "object", "link"} & set(checked.tags)
+    assert checked.tags.count("script") == 1
+    assert (ASSETS / "view.js").read_text(encoding="utf-8").strip() in page
+    assert not [name for name, _ in checked.attributes if name.startswith("on")]
     assert all(address.startswith("#") for address in checked.values("href", "src"))
-    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", section)
-    assert re.findall(r'class="card row([\w ]*)" id="(\w+)"', section) == [("", "later"), (" chosen", "g")]
-    assert "gold</small>" in section
+    assert "@import" not in page
+    assert "url(" not in page
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", page)
 
 
-def test_questions_are_chosen_by_difference_then_failures_then_spread(section):
-    assert [text.split()[0] for text in SHOWN.findall(section)] == ["q3", "q1", "q2"]  # improved, failed, the rest
-    assert "3 of 3 sampled and evaluated questions" in section
+def test_it_is_the_overview_with_trainings_and_trees(page):
+    assert (
+        re.search("<h1>(.*)</h1>", page)[1] == "ipo finds about as much as base: 50% of the gold documents, against 50%"
+    )
+    order = ['class="dots"', "Table of systems", "Histogram of reward. step 1", "Training of ipo", "Trees of questions"]
+    places = [page.index(text) for text in order]
+    assert places == sorted(places)
+    assert "loss: loss ends at 0.3333" in page
+    assert re.findall(r'class="card row([\w ]*)" id="(\w+)"', page) == [("", "later"), (" chosen", "g")]
+    assert "gold</small>" in page
+
+
+def test_a_second_report_of_the_same_run_is_equal(run):
+    first = report.write_report(run).read_bytes()
+    assert report.write_report(run).read_bytes() == first
+
+
+def test_questions_are_chosen_by_difference_then_failures_then_spread(page):
+    assert [text.split()[0] for text in SHOWN.findall(page)] == ["q3", "q1", "q2"]  # improved, failed, the rest
+    assert "3 of 3 sampled and evaluated questions" in page
 
 
 def test_trees_that_do_not_fit_are_left_out_and_counted(run):
@@ -40,18 +86,36 @@ def test_trees_that_do_not_fit_are_left_out_and_counted(run):
             store.put_state(replace(state(name, task), inputs={"question": task}))
             large = sample(f"{number}", name, (), 1.0, "long " * (200 if number % 2 else 20_000))
             store.put_samples([replace(large, task_id=task)], ORIGIN)
-    section = report.trees(run, "", page.MAX_BYTES)
-    assert page.MAX_BYTES * 0.9 < len(section.encode()) <= page.MAX_BYTES
-    shown = SHOWN.findall(section)
-    assert "w119" in shown  # a small one after large ones
-    left = 123 - len(shown)
-    assert f"{left} questions ({left} of them because" in section
+    page = report.write_report(run).read_text(encoding="utf-8")
+    assert report.MAX_BYTES * 0.9 < len(page.encode()) <= report.MAX_BYTES
+    trees = SHOWN.findall(page)
+    assert "w119" in trees  # a small one after large ones
+    left = 123 - len(trees)
+    assert f"{left} questions ({left} of them because" in page
 
 
-def test_a_run_without_samples_or_an_evaluation_has_no_trees_or_report(run):
+def test_a_named_evaluation_has_a_report_of_its_own(run):
+    (run.eval / "summary.json").rename(run.eval / "main.json")
+    named = run.eval / "read"
+    named.mkdir()
+    for system in ("base", "ipo"):
+        (run.eval / system).rename(named / system)
+    summary = json.loads((run.eval / "main.json").read_text())
+    (named / "summary.json").write_text(json.dumps(summary))
+    assert report.write_report(run, "read") == named / "report.html"
+    assert "Systems: read" in (named / "report.html").read_text(encoding="utf-8")
+    with pytest.raises(RunError, match="choose --evaluation read"):
+        report.write_report(run)
+
+
+def test_a_run_without_an_evaluation_has_no_report(run):
     (run.eval / "summary.json").unlink()
     with pytest.raises(RunError, match="run `leret eval RECIPE"):
         report.write_report(run)
-    assert "2 of 2" in report.trees(run, "", page.MAX_BYTES)
+
+
+def test_an_evaluation_without_samples_has_a_report(run):
     run.store.unlink()
-    assert report.trees(run, "", page.MAX_BYTES) == ""
+    page = report.write_report(run).read_text(encoding="utf-8")
+    assert "ipo finds about as much as base" in page
+    assert not run.store.exists()

@@ -1,4 +1,4 @@
-from leret.viewer.tree import Tree, word_difference
+from leret.viewer.tree import Tree
 
 
 def test_equal_samples_share_a_card_and_cards_are_ordered_by_reward(index):
@@ -35,8 +35,3 @@ def test_a_chunk_counts_as_its_gold_parent(index, monkeypatch):
     tree.documents["d3"] = {"doc_id": "d3", "title": "", "text": "", "parent": "d2"}
     assert tree._ranks(["d3", "d2"]) == {"d1": None, "d2": 1}
     assert (tree.is_gold("d3"), tree.title("d3")) == (True, "d3")
-
-
-def test_words_are_compared():
-    assert word_difference("a b", "a c") == [("equal", "a"), ("delete", "b"), ("insert", "c")]
-    assert word_difference("", "x y") == [("insert", "x y")]

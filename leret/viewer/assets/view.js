@@ -1,6 +1,7 @@
 "use strict";
-// Keyboard, arcs from chosen to rejected samples, updates of a growing run, and filters of static pages.
-// Pages work without it. It never builds HTML from data: all HTML that it inserts was escaped by the server.
+// Keyboard, arcs from chosen to rejected samples, the system to compare with, marks of tables that are cut, updates of a
+// growing run, and filters of static pages. Pages work without it. It never builds HTML from data: all HTML that it
+// inserts was escaped by the server.
 
 const main = () => document.getElementById("main");
 const rows = () => [...main().querySelectorAll(".row")].filter((row) => !row.hidden && row.getClientRects().length);
@@ -32,7 +33,7 @@ const KEYS = {
   "/": () => {
     const field = document.getElementById("search");
     if (field) field.select(), field.focus();
-    else document.querySelector('.top a[href*="questions"]').click();
+    else document.querySelector('.top a[href*="questions"]')?.click();
   },
 };
 
@@ -47,7 +48,7 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   KEYS[event.key]();
 });
-document.getElementById("keys").addEventListener("click", KEYS["?"]);
+document.getElementById("keys")?.addEventListener("click", KEYS["?"]);
 
 function mark(card) {
   const list = card.closest(".siblings");
@@ -77,6 +78,15 @@ function draw() {
     }
     list.append(svg);
   }
+  cue();
+}
+
+function cue() {
+  for (const box of main().querySelectorAll(".scroll")) {
+    const rest = box.scrollWidth - box.clientWidth - box.scrollLeft;
+    box.classList.toggle("left", box.scrollLeft > 2);
+    box.classList.toggle("right", rest > 2);
+  }
 }
 
 addEventListener("mouseover", (event) => {
@@ -85,6 +95,72 @@ addEventListener("mouseover", (event) => {
 });
 addEventListener("resize", draw);
 addEventListener("toggle", draw, true);
+addEventListener("scroll", cue, true);
+
+// The system to compare with, in a table of systems and in the searches of a question.
+function compare(choice) {
+  const section = choice.closest("section");
+  const name = choice.selectedOptions[0].textContent;
+  for (const label of section.querySelectorAll(".rival-name")) if (label.closest("section") === section) label.textContent = name;
+  for (const cell of section.querySelectorAll("[data-rival]")) cell.hidden = cell.dataset.rival !== choice.value;
+  for (const plot of section.querySelectorAll(".dots")) {
+    const rival = [...plot.querySelectorAll(".row-of-dots")].find((row) => row.dataset.system === choice.value);
+    if (rival?.dataset.at) for (const line of plot.querySelectorAll(".rival-line")) line.setAttribute("d", `M${rival.dataset.at} 0V100`);
+  }
+}
+
+// Words to keep, to delete and to insert: the longest common subsequence.
+function differences(before, after) {
+  const [a, b] = [before, after].map((text) => text.split(/\s+/).filter(Boolean));
+  const length = [...a, ""].map(() => new Array(b.length + 1).fill(0));
+  for (let i = a.length - 1; i >= 0; i--)
+    for (let j = b.length - 1; j >= 0; j--) length[i][j] = a[i] === b[j] ? length[i + 1][j + 1] + 1 : Math.max(length[i + 1][j], length[i][j + 1]);
+  const parts = [];
+  let [i, j] = [0, 0];
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && a[i] === b[j]) parts.push(["", b[j]]), i++, j++;
+    else if (i < a.length && (j === b.length || length[i + 1][j] >= length[i][j + 1])) parts.push(["del", a[i++]]);
+    else parts.push(["ins", b[j++]]);
+  }
+  return parts;
+}
+
+function compareSearches(choice) {
+  const searches = [...choice.closest("section").querySelectorAll("tr[data-system]")];
+  for (const row of searches) {
+    const rival = searches.find((other) => other.dataset.system === choice.value && other.dataset.hop === row.dataset.hop);
+    const cell = row.querySelector(".search");
+    if (cell) {
+      const text = rival && rival !== row ? rival.querySelector(".search")?.dataset.text : undefined;
+      const parts = text === undefined ? [["", cell.dataset.text]] : differences(text, cell.dataset.text);
+      cell.replaceChildren(
+        ...parts.flatMap(([tag, word]) => {
+          const part = tag ? document.createElement(tag) : document.createTextNode(word);
+          if (tag) part.textContent = word;
+          return [part, document.createTextNode(" ")];
+        }),
+      );
+    }
+    row.querySelectorAll("td[data-rank]").forEach((rank, i) => {
+      const [now, before] = [rank, rival?.querySelectorAll("td[data-rank]")[i]].map((at) => Number(at?.dataset.rank ?? 0));
+      const compared = rival && rival !== row;
+      rank.classList.toggle("up", Boolean(compared && now && (!before || now < before)));
+      rank.classList.toggle("down", Boolean(compared && before && (!now || now > before)));
+      rank.querySelector("small").textContent = compared && now && before && now !== before ? `${before > now ? "+" : "−"}${Math.abs(before - now)}` : "";
+    });
+  }
+}
+
+addEventListener("change", (event) => {
+  if (event.target.matches("select.rival")) compare(event.target);
+  if (event.target.matches("select.rival-search")) compareSearches(event.target);
+  cue();
+});
+
+function begin() {
+  for (const choice of main().querySelectorAll("select.rival-search")) compareSearches(choice);
+  draw();
+}
 
 async function refresh() {
   const text = await (await fetch(location.href)).text();
@@ -96,12 +172,12 @@ async function refresh() {
   }
   main().replaceWith(fresh);
   if (selected >= 0) select(selected);
-  draw();
+  begin();
 }
 
 function follow(address) {
   setInterval(async () => {
-    if (document.hidden || main().contains(document.activeElement?.closest("form"))) return;
+    if (document.hidden || main().contains(document.activeElement?.closest("form, .controls"))) return;
     try {
       const version = await (await fetch(`${address}?path=${encodeURIComponent(location.pathname)}`)).text();
       if (version !== main().dataset.version) await refresh();
@@ -148,4 +224,4 @@ if (document.body.dataset.static && form) {
   });
 }
 if (document.body.dataset.live) follow(document.body.dataset.live);
-draw();
+begin();
