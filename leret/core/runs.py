@@ -26,6 +26,7 @@ import os
 import platform
 import secrets
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -54,6 +55,9 @@ class RunManifest:
     versions: Mapping[str, str | None] = field(
         default_factory=dict
     )  # Python and the packages that affect results
+    machine: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # processor, threads and GPU of the last `leret sample`
     date: str | None = (
         None  # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
     )
@@ -267,6 +271,17 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {
         package: installed_version(package) for package in _PACKAGES
     }
+
+
+def machine() -> dict[str, Any]:
+    """Return what rounds this process's computations: processor, and threads and GPU of PyTorch."""
+    parts: dict[str, Any] = {"processor": platform.machine()}
+    torch: Any = sys.modules.get("torch")  # a policy on a server needs no torch
+    if torch is not None:
+        parts["instructions"] = torch.backends.cpu.get_cpu_capability()
+        parts["threads"] = torch.get_num_threads()
+        parts["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return parts
 
 
 def program_digest(program: Mapping[str, Any]) -> str:
