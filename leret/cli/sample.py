@@ -229,7 +229,6 @@ def replay(
         int | None,
         typer.Option(min=1, metavar="N", help="Replay N random samples.", show_default="all"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed for --random.")] = 0,
 ) -> None:
     """Compute samples again with the run's own program, retriever, reward and policy, and compare them with the store.
 
@@ -240,20 +239,15 @@ def replay(
     from leret.core.runs import Run
     from leret.sampling.replay import replay as stage
 
-    if sample is not None and random is not None:
-        raise ConfigError(f"--sample {sample} cannot be used with --random; remove one of them")
     directory = Run.open(run)
     with shown() as progress:
-        report = stage(directory, sample, n_random=random, seed=seed, progress=progress)
+        report = stage(directory, sample, n_random=random, progress=progress)
     console.facts(report, vars(report) | {"differences": None})
     n_equal = report.equal + report.rounded
     result = f"{n_equal:,} of {report.samples:,} samples equal the store"
-    if n_equal < report.samples:
-        listed = [f"  {difference}" for difference in report.differences[:_SHOWN]]
-        if len(report.differences) > _SHOWN:
-            n_more = len(report.differences) - _SHOWN
-            listed.append(f"  and {n_more:,} more; --json lists all")
-        raise RunError("\n".join([f"only {result}:", *listed])).failed()
+    if report.differences:
+        listed = "\n".join(f"  {difference}" for difference in report.differences[:_SHOWN])
+        raise RunError(f"only {result}; --json lists all differences:\n{listed}").failed()
     console.done(result)
 
 

@@ -55,9 +55,7 @@ class RunManifest:
     versions: Mapping[str, str | None] = field(
         default_factory=dict
     )  # Python and the packages that affect results
-    machine: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # processor, threads and GPU of the last `leret sample`
+    machine: str | None = None  # processor, threads and GPU of the last `leret sample`
     date: str | None = (
         None  # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
     )
@@ -273,15 +271,16 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def machine() -> dict[str, Any]:
-    """Return what rounds this process's computations: processor, and threads and GPU of PyTorch."""
-    parts: dict[str, Any] = {"processor": platform.machine()}
+def machine() -> str | None:
+    """Name what rounds PyTorch's computations: processor, threads and GPU; None if it is not in use."""
     torch: Any = sys.modules.get("torch")  # a policy on a server needs no torch
-    if torch is not None:
-        parts["instructions"] = torch.backends.cpu.get_cpu_capability()
-        parts["threads"] = torch.get_num_threads()
-        parts["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return parts
+    if torch is None:
+        return None
+    parts = [platform.machine(), torch.backends.cpu.get_cpu_capability()]
+    parts.append(f"{torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        parts.append(torch.cuda.get_device_name())
+    return ", ".join(parts)
 
 
 def program_digest(program: Mapping[str, Any]) -> str:

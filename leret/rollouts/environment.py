@@ -78,12 +78,7 @@ class Environment:
         rounds = run.manifest.rounds
         models = rounds[-1].get("models") if latest and rounds else None
         if models:
-            policies = {
-                key: policy.model_copy(update={"model": models[key]})
-                for key, policy in recipe.by_predictor.items()
-            }
-            policy = policies.pop("")
-            recipe = recipe.model_copy(update={"policy": policy, "policies": policies})
+            recipe = recipe.with_models(models)
         return cls(recipe, run.cache)
 
     def tasks(
