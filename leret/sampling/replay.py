@@ -359,8 +359,9 @@ class _Replayer:
             self._add(sample, part, detail)
 
     def _add(self, sample: Sample, part: Part, detail: str) -> None:
-        found = Difference(sample.id, sample.task_id, sample.step, part, detail)
-        self.report.differences.append(found)
+        self.report.differences.append(
+            Difference(sample.id, sample.task_id, sample.step, part, detail)
+        )
 
 
 def _unscored(sample: Sample) -> Sample:
