@@ -26,7 +26,7 @@ from leret.demo import ExampleData
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.retrieval.load import load_retriever
-from leret.training.algorithms import TrainingRecipe
+from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from tests.cli.test_demo import MINE
 from tests.first_steps import copy_recipes, read_lines, write_world
 from tests.first_steps import leret as leret_command
@@ -214,6 +214,50 @@ def test_examples_in_docstrings_hold():
 def test_every_link_to_a_file_leads_somewhere():
     links = [(path, link) for path in PAGES for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))]
     assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
+
+
+def test_the_reference_has_every_name_that_pages_import_from_a_module():
+    pages = [ROOT / "docs" / "reference" / name for name in ("python.md", "kinds.md")]
+    shown = re.findall(r"heading: (leret\.[\w.]+),", "".join(page.read_text(encoding="utf-8") for page in pages))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for module, names in re.findall(r"^from (leret\.[\w.]+) import (.+)$", text, re.MULTILINE):
+        for name in names.split(", "):
+            private = {"Task", "digest", "writer"}
+            assert name in private or f"{module}.{name}" in shown, f"{module}.{name}"
+
+
+ALGORITHM_ROWS = re.findall(
+    r"^\| `([\w-]+)` \|.*$", (ROOT / "docs" / "reference" / "algorithms.md").read_text(encoding="utf-8"), re.MULTILINE
+)
+
+
+def test_the_page_of_algorithms_has_a_row_for_each():
+    assert sorted(ALGORITHM_ROWS) == sorted([*ALGORITHMS, *TrainingRecipe.shelf])
+
+
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/reference/algorithms.md"])
+def test_figures_of_a_row_are_in_the_section_of_the_results_that_it_links(page):
+    rows = [
+        line
+        for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+        if "RESULTS.md#" in line and line[0] == "|"
+    ]
+    assert rows
+    for row in rows:
+        [anchor] = re.findall(r"RESULTS\.md#([\w-]+)", row)
+        figures = re.findall(r"\.\d{3,}", re.sub(r"arXiv [\d.]+", "", row))
+        section = results_section(anchor)
+        assert figures, row
+        assert [figure for figure in figures if figure not in section] == [], row
+
+
+def results_section(anchor):
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE)[1:]:
+        title = section.splitlines()[0].lstrip("# ").lower()
+        if re.sub(r"[^\w -]", "", title).replace(" ", "-") == anchor:
+            return section
+    raise AssertionError(anchor)
 
 
 TRAINING = list(TrainingRecipe.kinds())

@@ -167,6 +167,7 @@ for panel, name, function, example in (
     (_START, "init", demo.init, "--questions questions.jsonl --corpus corpus.jsonl"),
     (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
     (_LOOP, "rescore", sample.rescore, "--run runs/mine --reward recall@5"),
+    (_LOOP, "replay", sample.replay, "runs/mine --random 200"),
     (_LOOP, "train", run.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
     (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),

@@ -36,6 +36,9 @@ _LABELS = {
     "cut": "completions cut at max_tokens",
     "histogram": "samples per tenth of the reward range",
     "waiting": "questions stopped by an outage",
+    "rounded": "equal up to the last bits",
+    "completions": "new completions",
+    "largest": "largest difference of a log-probability",
     "peak_gib": "peak memory (GiB)",
 }
 _FOR_MACHINES = {"notes", "new_questions", "new_samples", "total_steps", "loss_first", "loss_last"}

@@ -1,4 +1,4 @@
-"""``leret sample``, ``leret rescore`` and ``leret store``: make, score, check and export samples."""
+"""``leret sample``, ``rescore``, ``replay`` and ``store``: make, score, check and export samples."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from leret.sampling.trial import TrialReport
 
 _RECIPE = (".yaml", ".yml")
+_SHOWN = 20  # differences that `leret replay` prints
 
 app = typer.Typer(help="Check and export the samples of a run.", no_args_is_help=True)
 
@@ -224,9 +225,43 @@ def _spec(text: str) -> str | RewardSettings:
     return flag_recipe(recipe, {"sampling.reward": "--reward"}).sampling.reward
 
 
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    sample: Annotated[
+        str | None, typer.Option(metavar="ID", help="Replay only the sample with this id.")
+    ] = None,
+    random: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Replay N random samples.", show_default="all"),
+    ] = None,
+) -> None:
+    """Compute samples again with the run's own program, retriever, reward and policy, and compare them with the store.
+
+    Exit with code 1 if a sample differs.
+
+    `leret store check` runs no model and none of the run's code.
+    """
+    from leret.core.runs import Run
+    from leret.sampling.replay import replay as stage
+
+    directory = Run.open(run)
+    with shown() as progress:
+        report = stage(directory, sample, n_random=random, progress=progress)
+    console.facts(report, vars(report) | {"differences": None})
+    n_equal = report.equal + report.rounded
+    result = f"{n_equal:,} of {report.samples:,} samples equal the store"
+    if report.differences:
+        listed = "\n".join(f"  {difference}" for difference in report.differences[:_SHOWN])
+        raise RunError(f"only {result}; --json lists all differences:\n{listed}").failed()
+    console.done(result)
+
+
 @app.command("check", epilog="Example: leret store check --run runs/mine")
 def check(run: RunOption) -> None:
-    """Check a run's store: file, rows, paths and rewards. Exit with code 1 if there are faults."""
+    """Check a run's store: file, rows, paths and rewards. Exit with code 1 if there are faults.
+
+    Runs no model and none of the run's code; `leret replay` computes the samples again.
+    """
     from leret.core.runs import Run
     from leret.sampling.store.check import check_store
 

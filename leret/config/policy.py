@@ -34,6 +34,7 @@ class PolicySettings(KindSettings):
 
     default_kind = "local"
     shelf: ClassVar[Mapping[str, str]] = {"tinker": "leret.extras.tinker:POLICY"}
+    repeatable: ClassVar[bool] = True  # whether a seed gives the same completion at any time
 
     kind: Annotated[KindName, Free()]
     model: Annotated[str, Free()]
@@ -148,6 +149,8 @@ def _request_body(value: dict[str, Any]) -> RequestBody:
 
 class ServedPolicySettings(PolicySettings):
     """Keys shared by all policies on servers with a chat completions API."""
+
+    repeatable = False
 
     model: Annotated[str, Free()] = Field(description="name of the served model")
     urls: Annotated[BaseUrls, Free()] = Field(

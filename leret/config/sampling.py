@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -252,6 +252,13 @@ class SamplingRecipe(Settings):
     def by_predictor(self) -> dict[str, PolicySettings]:
         """Policy settings by predictor; ``""`` is the default."""
         return {"": self.policy, **self.policies}
+
+    def with_models(self, models: Mapping[str, str]) -> SamplingRecipe:
+        """Return the recipe with other models, by predictor (``""``: the default)."""
+        policies = {}
+        for name, policy in self.by_predictor.items():
+            policies[name] = policy.model_copy(update={"model": models.get(name, policy.model)})
+        return self.model_copy(update={"policy": policies.pop(""), "policies": policies})
 
     def policy_of(self, predictors: Collection[str] | None) -> PolicySettings:
         """Return the policy settings that ``predictors`` share; None means all predictors."""

@@ -26,6 +26,7 @@ import os
 import platform
 import secrets
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -54,6 +55,7 @@ class RunManifest:
     versions: Mapping[str, str | None] = field(
         default_factory=dict
     )  # Python and the packages that affect results
+    machine: str | None = None  # processor, threads and GPU of the last `leret sample`
     date: str | None = (
         None  # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
     )
@@ -267,6 +269,18 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {
         package: installed_version(package) for package in _PACKAGES
     }
+
+
+def machine() -> str | None:
+    """Name what rounds PyTorch's computations: processor, threads and GPU; None if it is not in use."""
+    torch: Any = sys.modules.get("torch")  # a policy on a server needs no torch
+    if torch is None:
+        return None
+    parts = [platform.machine(), torch.backends.cpu.get_cpu_capability()]
+    parts.append(f"{torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        parts.append(torch.cuda.get_device_name())
+    return ", ".join(parts)
 
 
 def program_digest(program: Mapping[str, Any]) -> str:

@@ -53,6 +53,8 @@ def _tinker_url() -> str:
 class TinkerPolicySettings(PolicySettings):
     """A server of the Tinker API, which samples and trains token ids."""
 
+    repeatable = False
+
     kind: Annotated[Literal["tinker"], Free()] = "tinker"
     model: Annotated[
         str,

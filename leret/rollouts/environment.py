@@ -78,12 +78,7 @@ class Environment:
         rounds = run.manifest.rounds
         models = rounds[-1].get("models") if latest and rounds else None
         if models:
-            policies = {
-                key: policy.model_copy(update={"model": models[key]})
-                for key, policy in recipe.by_predictor.items()
-            }
-            policy = policies.pop("")
-            recipe = recipe.model_copy(update={"policy": policy, "policies": policies})
+            recipe = recipe.with_models(models)
         return cls(recipe, run.cache)
 
     def tasks(
@@ -310,14 +305,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
     key = stage_key(environment.recipe, stamps)
     if before is None or completed(run.path, "sample", key):
         return
-    limits = before["data"].get("limit"), before["data"].get("part")
-    digests: dict[str, Callable[[], str | None]] = {
-        "program": lambda: environment.program_digest,
-        "reader": lambda: environment.reader_digest,
-        "reward": lambda: environment.reward_digest,
-        "corpus": lambda: environment.corpus.digest,
-        "questions": lambda: questions_digest(environment.tasks(None, *limits)),
-    }
+    digests = _digests_now(run, environment)
     if not reward:
         del digests["reward"]
     for name, current in digests.items():
@@ -325,6 +313,25 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
             digest_before = {"digest": {name: run.manifest.digests[name]}}
             digest_now = {"digest": {name: current()}}
             check_resumable(run.path, digest_before, digest_now, (), _OTHERWISE)
+
+
+def changed_inputs(run: Run, environment: Environment) -> list[str]:
+    """Return the names of the run's inputs with another content than at sampling."""
+    digests = run.manifest.digests
+    now = _digests_now(run, environment) | {"retriever": lambda: environment.retriever.digest}
+    return [name for name in now if name in digests and now[name]() != digests[name]]
+
+
+def _digests_now(run: Run, environment: Environment) -> dict[str, Callable[[], str | None]]:
+    data = (run.manifest.sampling or {})["data"]
+    limits = data.get("limit"), data.get("part")
+    return {
+        "program": lambda: environment.program_digest,
+        "reader": lambda: environment.reader_digest,
+        "reward": lambda: environment.reward_digest,
+        "corpus": lambda: environment.corpus.digest,
+        "questions": lambda: questions_digest(environment.tasks(None, *limits)),
+    }
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:

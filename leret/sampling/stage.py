@@ -25,7 +25,7 @@ from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
-from leret.core.runs import Run
+from leret.core.runs import Run, machine
 from leret.core.stages import (
     completed,
     input_stamps,
@@ -305,7 +305,7 @@ def begin(
         run_digests = {**manifest.digests, **digests, "policy": policy.digest}
         with run.writing():
             write_atomically(run.held_out, json.dumps(sorted(environment.held_out), indent=0))
-        run.update(sampling=section, digests=run_digests, rounds=rounds)
+        run.update(sampling=section, digests=run_digests, rounds=rounds, machine=machine())
     run.event(
         "sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest
     )
@@ -343,17 +343,7 @@ async def sample_session(
     search = SearchBatcher(environment.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
-            plan = SamplingPlan.of(
-                settings,
-                lambda need: _role(environment.recipe, policy, need),
-                prompts=(ZERO_SHOT,),
-                n_samples=settings.samples,
-                seed=settings.seed,
-                temperature=lm.temperature,
-                top_p=lm.top_p,
-                max_tokens=lm.max_tokens,
-                token_ids=settings.token_ids,
-            )
+            plan = sampling_plan(environment.recipe, policy)
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             plan = replace(plan, prompts=tuple(prompts))
             plan = await with_credit(plan, environment.runner(search), tasks, run)
@@ -384,6 +374,23 @@ async def sample_session(
         progress.finish()
         search.close()
         await policy.aclose()
+
+
+def sampling_plan(recipe: SamplingRecipe, policy: Policy) -> SamplingPlan:
+    """Return a recipe's plan with the zero-shot prompt and undetermined credit."""
+    lm = recipe.policy
+    settings = recipe.sampling
+    return SamplingPlan.of(
+        settings,
+        lambda need: _role(recipe, policy, need),
+        prompts=(ZERO_SHOT,),
+        n_samples=settings.samples,
+        seed=settings.seed,
+        temperature=lm.temperature,
+        top_p=lm.top_p,
+        max_tokens=lm.max_tokens,
+        token_ids=settings.token_ids,
+    )
 
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:

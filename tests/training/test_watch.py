@@ -52,6 +52,14 @@ def test_a_sampler_that_differs_is_told_in_the_first_round():
     assert alarms(log_of(key, 3e-5)) == []
 
 
+def test_a_sampler_that_differs_at_few_tokens_is_told_in_the_first_round():
+    key = "sampling/sampling_logp_difference/outliers"
+    [alarm] = alarms(log_of(key, 0.01))
+    assert (alarm.name, alarm.step) == ("sampler", 1)
+    assert "1.0% of the tokens" in alarm.message
+    assert alarms(log_of(key, 0.004)) == []
+
+
 def test_every_rule_is_provoked():
     provoked = {case.split(" ")[0].rstrip(",") for case in PROVOKED if not case.startswith("pick/")} | {"sampler"}
     assert {rule.name for rule in RULES} | {"overfitting", "validation"} == provoked

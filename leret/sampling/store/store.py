@@ -354,6 +354,11 @@ class Store:
     def question_ids(self) -> set[str]:
         return self._ids("SELECT DISTINCT question_id FROM states")
 
+    def sample_ids(self) -> list[str]:
+        """Return the ids of all samples that did not fail in an outage, sorted."""
+        sql = f"SELECT id FROM samples WHERE ifnull(failure_kind, '') NOT IN ({OUTAGE_SQL})"
+        return sorted(self._ids(sql))
+
     def policy_digests(self) -> list[str]:
         sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
         return [row["policy_digest"] for row in self._read(sql)]

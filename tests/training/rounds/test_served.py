@@ -2,8 +2,9 @@ import asyncio
 import random
 
 import pytest
+import torch
 from aiohttp import web
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.errors import PolicyError, TrainingError
 from leret.training.rounds.grpo import GRPORecipe
@@ -84,6 +85,48 @@ def test_token_ids_of_a_server_are_trained_where_they_are_the_text(run, base, id
     server = Vllm(tokens=lambda text: ([*ids_of(text), END], [-0.5, -0.25, -0.1]))
     trained(run, base, server, changed(RECIPE, max_steps=1))
     assert (run.policies / "grpo" / "adapter_model.safetensors").is_file()
+
+
+class Scoring(Vllm):
+    """Sends the log-probabilities of the base model, those of each ``every``-th token .5 too low (0: of none)."""
+
+    def __init__(self, base, every):
+        super().__init__()
+        self.tokenizer = AutoTokenizer.from_pretrained(base)
+        self.model = AutoModelForCausalLM.from_pretrained(base)
+        self.every, self.n = every, 0
+
+    async def route(self, request, body):
+        self.messages = (body or {}).get("messages")
+        return await super().route(request, body)
+
+    def tokens(self, text):
+        ids = [*self.tokenizer(text, add_special_tokens=False)["input_ids"], END]
+        prompt = self.tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, return_dict=False)
+        with torch.no_grad():
+            logits = self.model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        values = logits.log_softmax(-1)[range(len(ids)), ids].tolist()
+        for i in range(len(values)):
+            self.n += 1
+            if self.every and self.n % self.every == 0:
+                values[i] -= 0.5
+        return ids, values
+
+
+@pytest.mark.parametrize("every", [0, 100])
+def test_a_server_that_is_wrong_about_one_token_in_a_hundred_is_told_in_the_first_round(run, base, every):
+    server = Scoring(base, every)
+    recipe = changed(RECIPE, max_steps=1, questions_per_round=8, num_generations=8)
+    [entry] = log(trained(run, base, server, recipe, temperature=1.0))
+    told = [event for event in run.events() if event.get("event") == "alarm" and event["alarm"] == "sampler"]
+    assert server.n >= 100
+    if every == 0:
+        assert (entry["sampling/sampling_logp_difference/max"] < 1e-4, told) == (True, [])
+    else:
+        assert entry["sampling/sampling_logp_difference/mean"] < 0.02
+        assert entry["sampling/sampling_logp_difference/max"] == pytest.approx(0.5, abs=1e-4)
+        [alarm] = told
+        assert (alarm["step"], "nats at 1." in alarm["message"] or "nats at 0." in alarm["message"]) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def test_the_mismatch_with_the_sampler_is_measured_at_temperature_1(base, evalua
     found = update.mismatch()
     assert found["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-5)
     assert found["sampling/sampling_logp_difference/max"] == pytest.approx(0.1, abs=1e-5)
+    assert found["sampling/sampling_logp_difference/outliers"] == 0
     # Completions of 2 to 7 tokens, of which all but the last are compared.
     assert found["sampling/importance_sampling_ratio/min"] == pytest.approx(math.exp(0.1), abs=1e-4)
     assert found["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(0.6), abs=1e-4)

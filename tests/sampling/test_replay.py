@@ -1,0 +1,291 @@
+import json
+import shutil
+import sqlite3
+import struct
+from contextlib import closing
+
+import pytest
+
+from leret.core.runs import Run, machine
+from leret.core.types import Failure
+from leret.sampling.replay import difference, replay
+from leret.sampling.stage import sample
+from leret.sampling.store.store import Store
+from tests.first_steps import leret, refused, succeeds
+from tests.sampling.conftest import sampled_by
+from tests.sampling.fakes import FakePolicy, FakeRetriever, content, made, policy_is, recipe_of, served, write_data
+
+CHOSEN = "id IN (SELECT chosen FROM visits WHERE chosen IS NOT NULL)"
+"""Samples that the next states follow from."""
+
+
+@pytest.fixture
+def run(sampled, tmp_path):
+    shutil.copytree(sampled.path.parent, tmp_path / "copy")
+    with policy_is(FakePolicy(junk=0.1)):
+        yield Run(tmp_path / "copy" / "run")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    write_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def change(run, sql, *values):
+    with closing(sqlite3.connect(run.store)) as database:
+        assert database.execute(sql, values).rowcount == 1
+        database.commit()
+
+
+def scored(run, where="true"):
+    """The last sample with a reward that no later state depends on."""
+    sql = f"SELECT * FROM samples WHERE reward IS NOT NULL AND NOT {CHOSEN} AND {where} ORDER BY id DESC"
+    with closing(sqlite3.connect(run.store)) as database:
+        database.row_factory = sqlite3.Row
+        return database.execute(sql).fetchone()
+
+
+def differences(report):
+    return {found.sample: (found.part, found.detail) for found in report.differences}
+
+
+def as_json(*words):
+    out = leret("replay", *words, "--json")[1]
+    [line] = [line for line in out.splitlines() if line.startswith("{")]
+    return json.loads(line)
+
+
+def counts(report):
+    return report.samples, report.equal, report.rounded, len(report.differences)
+
+
+def test_a_run_equals_its_store_and_stays_as_it_is(run):
+    def files():
+        return {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
+
+    before = files()
+    report = replay(run)
+    n = sum(len(group.samples) for group in content(run))
+    assert counts(report) == (n, n, 0, 0)
+    assert (report.completions, report.notes, report.largest) == (n, [], None)
+    assert files() == before
+    with Store(run.store):  # in use
+        assert replay(run, n_random=3).equal == 3
+
+
+def test_a_flipped_reward_and_a_changed_completion_are_found_with_their_ids(run):
+    first = scored(run)
+    second = scored(run, f"id != '{first['id']}'")
+    change(run, "UPDATE samples SET reward = 1 - reward WHERE id = ?", first["id"])
+    change(run, "UPDATE samples SET completion = completion || ' new' WHERE id = ?", second["id"])
+    code, out = leret("replay", run.path)
+    reward = f"reward: {1 - first['reward']:.6g} in the store, {first['reward']:.6g} now"
+    at = len(second["completion"]) + 1
+    text = f"character {at}: ' new' in the store, '' now"
+    assert code == 1
+    for row, detail in ((first, reward), (second, text)):
+        assert f"{row['id']} (question {row['question_id']}, step {row['step']}): {detail}" in out
+    answer = as_json(run.path)
+    assert answer["different"] == {"reward": 1, "completion": 1}
+    assert answer["equal"] == answer["samples"] - 2
+
+
+@pytest.mark.parametrize(
+    ("sql", "part", "detail"),
+    [
+        ("doc_ids = json_replace(doc_ids, '$[1]', 'none')", "search", "rank 2: ('none',) in the store"),
+        ("scores = json_replace(scores, '$[0]', 9.5)", "search", "9.5 in the store"),
+        (
+            'outputs = \'{"query": "x"}\'',
+            "search",
+            "character of the outputs 11: 'x",
+        ),
+        ("components = json_replace(components, '$.recall', 7)", "reward", "recall: 7 in the store"),
+    ],
+)
+def test_the_first_different_part_is_named(run, sql, part, detail):
+    row = scored(run, "json_array_length(doc_ids) > 1")
+    change(run, f"UPDATE samples SET {sql} WHERE id = ?", row["id"])
+    [(id, found)] = differences(replay(run)).items()
+    assert (id, found[0]) == (row["id"], part)
+    assert detail in found[1]
+
+
+def test_a_state_that_does_not_follow_from_its_stored_sample_is_found(run):
+    with Store(run.store, read_only=True) as store:
+        second = next(group for group in store.groups() if group.state.step == 1)
+    parent = second.state.parent
+    change(run, "UPDATE samples SET completion = 'omega' WHERE id = ?", parent)
+    found = differences(replay(run))
+    assert found[parent][0] == "completion"
+    assert set(found) == {parent, *(row.id for row in second.samples)}
+    assert f"the prompt differs (it follows from sample {parent}) at character" in found[second.samples[0].id][1]
+
+
+def test_samples_are_chosen_by_id_and_at_random(run):
+    ids = [row.id for group in content(run) for row in group.samples]
+    assert counts(replay(run, ids[5])) == (1, 1, 0, 0)
+    assert as_json(run.path, "--random", 7)["samples"] == 7
+    assert replay(run, n_random=10**6).samples == len(ids)
+    assert "--sample nothing: no sample has this id" in refused("replay", run.path, "--sample", "nothing")
+
+
+def test_only_the_chosen_samples_are_requested(run):
+    id = scored(run)["id"]
+    policy = FakePolicy(junk=0.1)
+    with policy_is(policy):
+        replay(run, id)
+    assert sum(len(request.seeds) for request in policy.requests) == 1
+
+
+def test_rewards_of_a_group_are_mixed_with_the_stored_samples(here):
+    reward = {"parts": {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}, "mixer": "normalize_then_sum"}
+    run = sampled_by(FakePolicy(), here / "run", 6, reward=reward)
+    with policy_is(FakePolicy()):
+        assert counts(replay(run, n_random=20)) == (20, 20, 0, 0)
+        row = scored(run)
+        change(run, "UPDATE samples SET reward = reward + 0.25 WHERE id = ?", row["id"])
+        assert differences(replay(run, row["id"]))[row["id"]][0] == "reward"
+
+
+@pytest.mark.parametrize("credit", ["final", "both", "return"])
+def test_final_rewards_are_computed_again_in_process(here, credit):
+    run = sampled_by(FakePolicy(), here / "run", 5, credit=credit, final="recall", n_continuations=2)
+    with policy_is(FakePolicy()):
+        report = replay(run)
+    assert (report.equal, report.notes) == (report.samples, [])
+
+
+def test_completions_of_a_server_are_not_requested_but_searched_and_scored_again(here, server):
+    run = Run.create(here / "run")
+    sample(served(server, data={"limit": 6}), run)
+    n_asked, row = server.n_asked, scored(run, "json_array_length(doc_ids) > 1")
+    report = replay(run)
+    assert (report.equal, report.completions) == (report.samples, 0)
+    assert report.notes == [
+        "completions were not computed again and not compared: seeded is on a server (policy.kind: openai)"
+    ]
+    change(run, "UPDATE samples SET reward = reward + 0.5 WHERE id = ?", row["id"])
+    assert differences(replay(run))[row["id"]][0] == "reward"
+    change(run, "UPDATE samples SET doc_ids = json_replace(doc_ids, '$[0]', 'none') WHERE id = ?", row["id"])
+    assert differences(replay(run))[row["id"]][0] == "search"
+    assert server.n_asked == n_asked
+
+
+def test_rewards_after_a_servers_later_completions_are_not_compared(here, server):
+    run = Run.create(here / "run")
+    sample(served(server, data={"limit": 4}, credit="final", final="recall"), run)
+    report = replay(run)
+    assert (report.equal, len(report.notes)) == (report.samples, 2)
+    assert "rewards that depend on later completions were not compared" in report.notes[1]
+    row = scored(run, "step = 0 AND json_array_length(doc_ids) > 1")
+    change(run, "UPDATE samples SET doc_ids = json_replace(doc_ids, '$[0]', 'none') WHERE id = ?", row["id"])
+    assert differences(replay(run))[row["id"]][0] == "search"
+
+
+def test_a_changed_model_is_named_and_its_completions_are_not_compared(run):
+    other = FakePolicy()
+    other.digest = "another"
+    with policy_is(other):
+        report = replay(run)
+    assert (report.equal, other.requests) == (report.samples, [])
+    assert "fake has changed since sampling" in report.notes[0]
+
+
+def test_each_round_is_replayed_with_its_own_policy(here):
+    run = Run.create(here / "run")
+    for name in ("first", "second"):
+        policy = FakePolicy()
+        policy.digest = name
+        with policy_is(policy):
+            sample(recipe_of(data={"limit": 4}, prompts=1), run)
+    report = replay_with(run, "first", "second")
+    assert (report.equal, report.notes) == (report.samples, [])
+
+
+def replay_with(run, *digests):
+    """Replay with fakes of these digests, in the order of the store."""
+    fakes = []
+    for name in digests:
+        fakes.append(FakePolicy())
+        fakes[-1].digest = name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("leret.policies.load.make_policy", lambda settings: fakes.pop(0))
+        return replay(run)
+
+
+def test_changed_data_is_named_and_changes_the_prompts(run):
+    file = run.path.parent / "questions.jsonl"
+    file.write_text(file.read_text().replace("what follows alpha number 0", "who follows alpha number 0"))
+    report = replay(run)
+    assert report.notes == ["questions: its content has changed since sampling"]
+    assert {found.question for found in report.differences} == {"q00"}
+    assert "'o follows alpha number 0" in report.differences[0].detail
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if '"q00"' not in line))
+    assert replay(run).different == {"question": len(report.differences)}
+
+
+def test_a_broken_retriever_is_an_outage_and_not_a_wrong_search(run, monkeypatch):
+    monkeypatch.setattr("leret.rollouts.environment.load_retriever", lambda *_: FakeRetriever(broken=["alpha"]))
+    report = replay(run)
+    assert report.different["outage"] > 0
+    assert any("retrieval: the index is away" in found.detail for found in report.differences)
+
+
+def test_samples_of_an_outage_are_left_out(here):
+    policy = FakePolicy(fail=lambda request: request.seeds[0] % 3 == 0)
+    run = sampled_by(policy, here / "run", 10, max_error_rate=1.0)
+    with policy_is(FakePolicy()):
+        report = replay(run)
+    with Store(run.store, read_only=True) as store:
+        assert report.samples == report.equal == store.counts()["samples"] - store.counts()["failed_policy"]
+
+
+def test_another_machine_is_named_with_what_it_changes(run):
+    versions = run.manifest.versions
+    import torch  # noqa: F401 - as a policy in this process does
+
+    run.update(machine="abacus", versions={**versions, "torch": "1.0"})
+    [note] = replay(run, n_random=2).notes
+    assert "torch 1.0 then" in note
+    assert f"machine abacus then, {machine()} now" in note
+
+
+def test_tokens_and_log_probabilities_of_a_real_model_are_compared(tmp_path):
+    small = ["data.limit=3", "sampling.prompts=1", "sampling.samples=4", "sampling.token_ids=true"]
+    run = tmp_path / "run"
+    succeeds("sample", "demo", "--run", run, *(word for setting in small for word in ("--set", setting)))
+    report = as_json(run)
+    assert report["equal"] + report["rounded"] == report["samples"] == report["completions"]
+    assert report["largest"] < 1e-4
+    row = scored(Run(run))
+    logprobs = list(struct.unpack(f"<{len(row['logprobs']) // 4}f", row["logprobs"]))
+    logprobs[1] -= 0.5
+    change(
+        Run(run),
+        "UPDATE samples SET logprobs = ? WHERE id = ?",
+        struct.pack(f"<{len(logprobs)}f", *logprobs),
+        row["id"],
+    )
+    out = leret("replay", run, "--sample", row["id"])[1]
+    assert "log-probability of token 2: " in out
+    ids = struct.pack("<i", 7) + row["token_ids"][4:]
+    change(Run(run), "UPDATE samples SET token_ids = ? WHERE id = ?", ids, row["id"])
+    assert "token 1: (7,) in the store" in leret("replay", run, "--sample", row["id"])[1]
+
+
+def test_a_difference_within_the_tolerance_is_rounding():
+    stored = made("a", 0.5, doc_ids=("d",), scores=(2.0,), logprobs=(-1.0, -2.0), components={"q": 1.0})
+    near = made("a", 0.5 + 1e-6, doc_ids=("d",), scores=(2.00001,), logprobs=(-1.0, -2.001), components={"q": 1.001})
+    assert difference(stored, near, tolerance=0.01) is None
+    part, detail = difference(stored, near, tolerance=1e-4)
+    assert (part, detail) == ("logprob", "q: 1 in the store, 1.001 now")
+    assert difference(stored, made("a", 0.5001), 0.01)[0] == "search"
+
+
+def test_a_failure_that_is_no_longer_one_is_a_difference():
+    stored = made("text", failure=Failure("parse", "a"))
+    assert difference(stored, made("text", failure=Failure("parse", "b")), 0.0) is None
+    assert difference(stored, made("text", 1.0), 0.0) == ("reward", "failure 1: ['parse'] in the store, [None] now")
