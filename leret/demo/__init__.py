@@ -58,11 +58,11 @@ class MultiHop(dspy.Module):
         self.search = Search(k=3)
 
     def forward(self, question: str) -> dspy.Prediction:
-        found = Found()
+        results = Found()
         for _ in range(2):
-            query = self.write_query(question=question, context=found.passages).query
-            found = self.search(query, found)
-        return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)
+            query = self.write_query(question=question, context=results.passages).query
+            results = self.search(query, results)
+        return dspy.Prediction(context=results.passages, doc_ids=results.doc_ids)
 
 
 def recall(

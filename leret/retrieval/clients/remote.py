@@ -249,7 +249,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def names_its_index(self) -> bool:
-        """Whether the digest identifies the served index; a digest of URLs does not."""
+        """Return whether the digest identifies the served index; a digest of URLs does not."""
         return self._is_leret or self._settings.name is not None
 
     def info(self) -> ServerInfo:
