@@ -212,8 +212,8 @@ class Pages:
         if local[:1] != ("q",):
             return str(self.runs[name].version)
         sql = (
-            "SELECT sum(n) || ' ' || (SELECT count(*) FROM facts.documents) "
-            "FROM groups WHERE question_id = ?"
+            "SELECT sum(n) || ' ' || (SELECT count(*) FROM facts.tasks) || ' ' || (SELECT count(*) "
+            "FROM facts.evaluations) FROM groups WHERE question_id = ?"
         )
         question_id = "".join(local[1:2])
         return " ".join(str(index.one(sql, (question_id,))) for index in self.runs.values())

@@ -119,7 +119,7 @@ def test_a_static_page_filters_its_rows(page, viewer, tmp_path):
     assert page.locator("h1").inner_text().startswith("q3 ")
 
 
-def test_rows_are_compared_with_the_system_that_is_chosen(page, url):
+def test_rows_are_compared_with_the_system_that_is_chosen(page, url, viewer):
     page.goto(f"{url}/")
     row = page.locator(".systems tr", has=page.locator("text=ipo")).last
     assert row.locator(".difference span[data-rival]:visible").get_attribute("data-rival") == "base"
@@ -129,6 +129,12 @@ def test_rows_are_compared_with_the_system_that_is_chosen(page, url):
     assert page.locator(".extra:visible").count() == 0
     page.locator(".toggle").check()
     assert page.locator(".extra:visible").count() > 0
+    page.locator("h1").click()
+    before = page.locator("main").get_attribute("data-version")
+    viewer.runs["run"].version += 1
+    page.wait_for_selector(f"main:not([data-version='{before}'])")
+    assert (page.locator("select.rival").input_value(), page.locator(".toggle").is_checked()) == ("ipo", True)
+    assert set(page.locator(".rival-name").all_inner_texts()) == {"ipo"}
 
 
 def test_searches_are_compared_word_by_word_with_the_system_that_is_chosen(page, url):

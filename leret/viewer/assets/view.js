@@ -100,7 +100,7 @@ addEventListener("scroll", cue, true);
 // The system to compare with, in a table of systems and in the searches of a question.
 function compare(choice) {
   const section = choice.closest("section");
-  const name = choice.selectedOptions[0].textContent;
+  const name = choice.selectedOptions[0]?.textContent ?? "";
   for (const label of section.querySelectorAll(".rival-name")) if (label.closest("section") === section) label.textContent = name;
   for (const cell of section.querySelectorAll("[data-rival]")) cell.hidden = cell.dataset.rival !== choice.value;
   for (const plot of section.querySelectorAll(".dots")) {
@@ -158,6 +158,7 @@ addEventListener("change", (event) => {
 });
 
 function begin() {
+  for (const choice of main().querySelectorAll("select.rival")) compare(choice);
   for (const choice of main().querySelectorAll("select.rival-search")) compareSearches(choice);
   draw();
 }
@@ -170,6 +171,11 @@ async function refresh() {
     const twin = fresh.querySelector(`#${CSS.escape(details.id)}`);
     if (twin) twin.open = details.open;
   }
+  const choices = (root) => [...root.querySelectorAll("select.rival, select.rival-search, input.toggle")];
+  choices(main()).forEach((choice, i) => {
+    const twin = choices(fresh)[i];
+    if (twin) (twin.value = choice.value), (twin.checked = choice.checked);
+  });
   main().replaceWith(fresh);
   if (selected >= 0) select(selected);
   begin();
