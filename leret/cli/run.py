@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -170,6 +171,7 @@ def evaluate(
     with shown() as progress:
         report = stage(settings, directory, progress=progress, trees=trees)
     show(report, by_hop=all_)
+    console.say(f"next:\n  leret view {shlex.quote(str(run))}")
 
 
 def show(report: EvalReport, by_hop: bool = False) -> None:

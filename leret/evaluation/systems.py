@@ -33,6 +33,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from leret.config.base import secrets_in
@@ -337,6 +338,24 @@ def training_facts(run: Run) -> dict[str, dict[str, Any]]:
         return 1 + depth(parent) if parent in notes else 0
 
     return {name: notes[name] for name in sorted(notes, key=lambda name: (depth(name), name))}
+
+
+def completions_used(run: Run) -> dict[str, int]:
+    """Count the completions that a run stored (``sampled``), and the fresh ones of each training.
+
+    Continuations are included. The log has means over rounds, so the counts of trainings are rounded.
+    """
+    used = {}
+    done = run.path / "sample.done"
+    if done.is_file():
+        report = json.loads(done.read_text(encoding="utf-8"))["report"]
+        used["sampled"] = int(report["samples"])
+    for name, note in training_facts(run).items():
+        log = note.get("log_history") or ()
+        by_round = [entry["num_completions"] for entry in log if "num_completions" in entry]
+        if by_round:
+            used[name] = round(fmean(by_round) * note["rounds"])
+    return used
 
 
 def _policies(run: Run) -> list[System]:

@@ -25,6 +25,7 @@ from leret.evaluation import statistics
 from leret.evaluation.measures import LABELS
 from leret.evaluation.results import read_rows
 from leret.evaluation.summary import format_figure, main_measure, main_measures, score_table
+from leret.evaluation.systems import completions_used
 from leret.rewards.corpus import CORPUS
 
 _Scores = dict[tuple[str | None, str], statistics.Array]
@@ -53,7 +54,7 @@ def compare_runs(
 
     Returns:
         ``measure``, ``measures``, ``groups`` (paths by name), and the rows of `tables`:
-        ``systems``, ``comparisons``.
+        ``systems``, ``comparisons``, ``completions`` (those that each run used).
 
     Raises:
         RunError: a run is not evaluated.
@@ -91,6 +92,7 @@ def compare_runs(
         "groups": paths,
         "systems": systems,
         "comparisons": statistics.with_holm(rows),
+        "completions": {str(run.path): completions_used(run) for run in runs},
     }
 
 
@@ -270,6 +272,8 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
     all_tables = [_table_of_systems(result)]
     if result["comparisons"]:
         all_tables.append(_table_of_differences(result))
+    if any(result["completions"].values()):
+        all_tables.append(_table_of_completions(result))
     return all_tables
 
 
@@ -309,6 +313,14 @@ def _table_of_differences(result: Mapping[str, Any]) -> tuple[str, list[str], li
         rows.append(cells)
     measure = result["measure"]
     return f"differences in {LABELS.get(measure, measure)}", columns, rows
+
+
+def _table_of_completions(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    rows = []
+    for run, used in result["completions"].items():
+        counts = ", ".join(f"{name} {n:,}" for name, n in used.items())
+        rows.append([run, counts or "-"])
+    return "completions that each run used", ["run", "completions"], rows
 
 
 def _rounded(value: float | None, digits: int) -> str:
