@@ -177,6 +177,7 @@ def evaluate(
 def show(report: EvalReport, by_hop: bool = False) -> None:
     """Print an evaluation's table, headline and file paths."""
     from leret.evaluation.summary import headline, table, table_by_hop
+    from leret.evaluation.systems import label
 
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
@@ -185,7 +186,7 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
         console.complain(note, "note: ")
     sentence = headline(summary)
     if sentence:
-        console.say(sentence)
+        console.say(label(sentence))
     if "leaks" in summary:
         console.say(summary["leaks"]["verdict"])
     if by_hop:

@@ -13,7 +13,8 @@
 ``base``           the run's policy before training, zero-shot
 ``hyde``           the base policy writes a passage that could answer the question; the passage is
                    the query
-``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
+``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank; ``few-shot:1``
+                   in tables and recipes
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from
                    the recipe's ``demos``; a saved program, also from ``demos``; or a policy of any
                    kind from ``actors``
@@ -266,6 +267,14 @@ def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) 
             )
 
 
+def label(text: str) -> str:
+    """Return a system's name, or a sentence with one, as people read it.
+
+    Results store ``bank:1`` for what tables call ``few-shot:1``.
+    """
+    return text.replace("bank:", "few-shot:")
+
+
 def select(
     names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()
 ) -> list[System]:
@@ -276,7 +285,8 @@ def select(
     wanted = set(demos)
     problems = []
     of_run = [system for system in systems.values() if system.retriever is None]
-    for name in names:
+    for shown in names:
+        name = shown.replace("few-shot:", "bank:")
         if name == "bank":
             wanted |= {system.name for system in of_run if system.name.startswith("bank:")}
         elif name == "policies":
@@ -291,7 +301,7 @@ def select(
         else:
             hint = nearest(name, systems) or ";"
             problems.append(
-                f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}"
+                f"systems: unknown system {shown!r}{hint} available: {', '.join(systems)}"
             )
     if problems:
         raise ConfigError(problems)
@@ -352,7 +362,7 @@ def completions_used(run: Run) -> dict[str, int]:
         used["sampled"] = int(report["samples"])
     for name, note in training_facts(run).items():
         log = note.get("log_history") or ()
-        by_round = [entry["num_completions"] for entry in log if "num_completions" in entry]
+        by_round = [row["num_completions"] for row in log if "num_completions" in row]
         if by_round:
             used[name] = round(fmean(by_round) * note["rounds"])
     return used

@@ -25,7 +25,7 @@ from leret.evaluation import statistics
 from leret.evaluation.measures import LABELS
 from leret.evaluation.results import read_rows
 from leret.evaluation.summary import format_figure, main_measure, main_measures, score_table
-from leret.evaluation.systems import completions_used
+from leret.evaluation.systems import completions_used, label
 from leret.rewards.corpus import CORPUS
 
 _Scores = dict[tuple[str | None, str], statistics.Array]
@@ -287,7 +287,7 @@ def _table_of_systems(result: Mapping[str, Any]) -> tuple[str, list[str], list[l
     columns.append("questions")
     rows = []
     for row in result["systems"]:
-        cells = [row["system"]]
+        cells = [label(row["system"])]
         for name in measures:
             cells.append(format_figure(row, name, with_interval=name == measure))
         if several:
@@ -303,7 +303,7 @@ def _table_of_differences(result: Mapping[str, Any]) -> tuple[str, list[str], li
     for row in result["comparisons"]:
         figures = {"x": row["difference"], "x_ci": row["ci"]}
         cells = [
-            f"{row['a']} - {row['b']}",
+            label(f"{row['a']} - {row['b']}"),
             format_figure(figures, "x", with_interval=True),
             _rounded(row["p_holm"], 4),
             _rounded(row["effect_size"], 2),
