@@ -51,6 +51,7 @@ _EXCEPTIONAL = {
     "resumes_at",
     "dropped",
     "stored_samples",
+    "rounded",
 }
 """Counts that are shown only if they are not 0."""
 

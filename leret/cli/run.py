@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -170,11 +171,13 @@ def evaluate(
     with shown() as progress:
         report = stage(settings, directory, progress=progress, report=write_report)
     show(report, by_hop=all_)
+    console.say(f"next:\n  leret view {shlex.quote(str(run))}")
 
 
 def show(report: EvalReport, by_hop: bool = False) -> None:
     """Print an evaluation's table, headline and file paths."""
     from leret.evaluation.summary import headline, table, table_by_hop
+    from leret.evaluation.systems import label
 
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
@@ -183,7 +186,7 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
         console.complain(note, "note: ")
     sentence = headline(summary)
     if sentence:
-        console.say(sentence)
+        console.say(label(sentence))
     if "leaks" in summary:
         console.say(summary["leaks"]["verdict"])
     if by_hop:

@@ -47,7 +47,7 @@ from leret.evaluation.statistics import (
     pairs_of,
     with_holm,
 )
-from leret.evaluation.systems import ORACLE, RAW, System
+from leret.evaluation.systems import ORACLE, RAW, System, label
 from leret.rewards.answers import answer_of
 from leret.rewards.corpus import CorpusMeasure
 
@@ -233,7 +233,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     columns = ["system", *labels, *(name.replace("lm_", "LM ") for name in counts)]
     rows = []
     for row in summary["rows"]:
-        cells = [row["system"]]
+        cells = [label(row["system"])]
         for measure in measures:
             is_main = measure == measures[0]
             cells.append(format_figure(row["hops"][-1], measure, with_interval=is_main))
@@ -255,7 +255,7 @@ def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
         for hop in row["hops"]:
             figures = [format_figure(hop, measure, with_interval=False) for measure in measures]
             seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
-            rows.append([row["system"], str(hop["hop"]), *figures, seconds])
+            rows.append([label(row["system"]), str(hop["hop"]), *figures, seconds])
     return columns, rows
 
 

@@ -13,7 +13,8 @@
 ``base``           the run's policy before training, zero-shot
 ``hyde``           the base policy writes a passage that could answer the question; the passage is
                    the query
-``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
+``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank; ``few-shot:1``
+                   in tables and recipes
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from
                    the recipe's ``demos``; a saved program, also from ``demos``; or a policy of any
                    kind from ``actors``
@@ -33,6 +34,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from leret.config.base import secrets_in
@@ -265,6 +267,14 @@ def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) 
             )
 
 
+def label(text: str) -> str:
+    """Return a system's name, or a sentence with one, as people read it.
+
+    Results store ``bank:1`` for what tables call ``few-shot:1``.
+    """
+    return text.replace("bank:", "few-shot:")
+
+
 def select(
     names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()
 ) -> list[System]:
@@ -275,7 +285,8 @@ def select(
     wanted = set(demos)
     problems = []
     of_run = [system for system in systems.values() if system.retriever is None]
-    for name in names:
+    for shown in names:
+        name = shown.replace("few-shot:", "bank:")
         if name == "bank":
             wanted |= {system.name for system in of_run if system.name.startswith("bank:")}
         elif name == "policies":
@@ -290,7 +301,7 @@ def select(
         else:
             hint = nearest(name, systems) or ";"
             problems.append(
-                f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}"
+                f"systems: unknown system {shown!r}{hint} available: {', '.join(systems)}"
             )
     if problems:
         raise ConfigError(problems)
@@ -337,6 +348,24 @@ def training_facts(run: Run) -> dict[str, dict[str, Any]]:
         return 1 + depth(parent) if parent in notes else 0
 
     return {name: notes[name] for name in sorted(notes, key=lambda name: (depth(name), name))}
+
+
+def completions_used(run: Run) -> dict[str, int]:
+    """Count the completions that a run stored (``sampled``), and the fresh ones of each training.
+
+    Continuations are included. The log has means over rounds, so the counts of trainings are rounded.
+    """
+    used = {}
+    done = run.path / "sample.done"
+    if done.is_file():
+        report = json.loads(done.read_text(encoding="utf-8"))["report"]
+        used["sampled"] = int(report["samples"])
+    for name, note in training_facts(run).items():
+        log = note.get("log_history") or ()
+        by_round = [row["num_completions"] for row in log if "num_completions" in row]
+        if by_round:
+            used[name] = round(fmean(by_round) * note["rounds"])
+    return used
 
 
 def _policies(run: Run) -> list[System]:

@@ -5,7 +5,7 @@ import pytest
 
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.evaluation.systems import available, focus, select
+from leret.evaluation.systems import available, focus, label, select
 from leret.programs.prompts import Prompt
 
 
@@ -49,6 +49,14 @@ def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
     for best in names:
         assert focus(systems, {name: 0.5 + (name == best) / 10 for name in names}) == best
     assert focus(systems, dict.fromkeys(names, 0.5)) == focus(systems) == "ipo"
+
+
+def test_a_few_shot_prompt_has_one_name_in_files_and_another_in_tables(run):
+    for name in ("0", "2", "10"):
+        prompt_file(run.prompts / f"{name}.json", name)
+    named = select(("few-shot:2", "bank:10"), available(run, {}, {}))
+    assert [system.name for system in named] == ["bank:2", "bank:10"]
+    assert [label(system.name) for system in named] == ["few-shot:2", "few-shot:10"]
 
 
 def test_unknown_names_are_listed_together_with_what_there_is(run):

@@ -26,6 +26,7 @@ from leret.evaluation import statistics
 from leret.evaluation.measures import LABELS
 from leret.evaluation.results import read_rows
 from leret.evaluation.summary import format_figure, main_measure, main_measures, score_table
+from leret.evaluation.systems import completions_used, label
 from leret.rewards.corpus import CORPUS
 
 _Scores = dict[tuple[str | None, str], statistics.Array]
@@ -54,7 +55,7 @@ def compare_runs(
 
     Returns:
         ``measure``, ``measures``, ``groups`` (paths by name), and the rows of `tables`:
-        ``systems``, ``comparisons``.
+        ``systems``, ``comparisons``, ``completions`` (those that each run used).
 
     Raises:
         RunError: a run is not evaluated.
@@ -92,6 +93,7 @@ def compare_runs(
         "groups": paths,
         "systems": systems,
         "comparisons": statistics.with_holm(rows),
+        "completions": {str(run.path): completions_used(run) for run in runs},
     }
 
 
@@ -293,6 +295,8 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
     all_tables = [_table_of_systems(result)]
     if result["comparisons"]:
         all_tables.append(_table_of_differences(result))
+    if any(result["completions"].values()):
+        all_tables.append(_table_of_completions(result))
     return all_tables
 
 
@@ -306,7 +310,7 @@ def _table_of_systems(result: Mapping[str, Any]) -> tuple[str, list[str], list[l
     columns.append("questions")
     rows = []
     for row in result["systems"]:
-        cells = [row["system"]]
+        cells = [label(row["system"])]
         for name in measures:
             cells.append(format_figure(row, name, with_interval=name == measure))
         if several:
@@ -322,7 +326,7 @@ def _table_of_differences(result: Mapping[str, Any]) -> tuple[str, list[str], li
     for row in result["comparisons"]:
         figures = {"x": row["difference"], "x_ci": row["ci"]}
         cells = [
-            f"{row['a']} - {row['b']}",
+            label(f"{row['a']} - {row['b']}"),
             format_figure(figures, "x", with_interval=True),
             _rounded(row["p_holm"], 4),
             _rounded(row["effect_size"], 2),
@@ -332,6 +336,14 @@ def _table_of_differences(result: Mapping[str, Any]) -> tuple[str, list[str], li
         rows.append(cells)
     measure = result["measure"]
     return f"differences in {LABELS.get(measure, measure)}", columns, rows
+
+
+def _table_of_completions(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
+    rows = []
+    for run, used in result["completions"].items():
+        counts = ", ".join(f"{name} {n:,}" for name, n in used.items())
+        rows.append([run, counts or "-"])
+    return "completions that each run used", ["run", "completions"], rows
 
 
 def _rounded(value: float | None, digits: int) -> str:

@@ -46,6 +46,19 @@ def test_seeds_are_averaged_by_question_and_agree_with_scipy(tmp_path):
     assert (ipo["runs"], ipo["recall_by_run"]) == (3, pytest.approx(np.mean(IPO, axis=1), abs=1e-6))
 
 
+def test_completions_of_a_run_are_those_sampled_and_those_of_online_trainings(tmp_path):
+    run = evaluated(tmp_path / "run", {"base": BASE[0], "grpo": IPO[0]})
+    (run.path / "sample.done").write_text(json.dumps({"report": {"samples": 9600}}))
+    for name, rounds, log in (("sft", None, [{"loss": 1.0}]), ("grpo", 150, [{"num_completions": 64.0}, {"kl": 0.1}])):
+        (run.policies / name).mkdir(parents=True)
+        note = {"algorithm": name, "rounds": rounds, "log_history": log}
+        (run.policies / name / "training.json").write_text(json.dumps(note))
+    result = compare_runs([run])
+    assert result["completions"] == {str(run.path): {"sampled": 9600, "grpo": 9600}}
+    title, _, rows = tables(result)[-1]
+    assert (title, rows) == ("completions that each run used", [[str(run.path), "sampled 9,600, grpo 9,600"]])
+
+
 def test_the_best_run_of_an_earlier_version_is_left_out(tmp_path):
     run = evaluated(tmp_path / "run", {"base": BASE[0], "ipo": IPO[0]})
     summary = json.loads((run.eval / "summary.json").read_text())
