@@ -141,6 +141,10 @@ class System:
         """The name without the retriever."""
         return self.name.removesuffix(f"@{self.retriever}") if self.retriever else self.name
 
+    @property
+    def shows_hint(self) -> bool:
+        return self.prompt is not None and self.prompt.hint is not None
+
     def searcher(self, environment: Environment) -> Retriever:
         """Return the retriever that answers the system's queries."""
         return environment.retriever
@@ -288,7 +292,8 @@ def select(
     for shown in names:
         name = shown.replace("few-shot:", "bank:")
         if name == "bank":
-            wanted |= {system.name for system in of_run if system.name.startswith("bank:")}
+            bank = [system for system in of_run if system.name.startswith("bank:")]
+            wanted |= {system.name for system in bank if not system.shows_hint}
         elif name == "policies":
             wanted |= {system.name for system in of_run if system.kind == "policy"}
         elif name in systems:
@@ -302,6 +307,12 @@ def select(
             hint = nearest(name, systems) or ";"
             problems.append(
                 f"systems: unknown system {shown!r}{hint} available: {', '.join(systems)}"
+            )
+    for name in sorted(wanted):
+        if systems[name].shows_hint:
+            problems.append(
+                f"systems: {name} shows hints about the gold documents, which only training may "
+                "use; remove it, and evaluate a policy that was trained on its samples"
             )
     if problems:
         raise ConfigError(problems)
