@@ -80,9 +80,9 @@ class KindSettings(Settings):
 
     @classmethod
     def _settings(cls, name: str) -> type[Self]:
-        found = cls.find(name)
-        if is_kind(found, cls):
-            settings: type[Self] = found.settings
+        candidate = cls.find(name)
+        if is_kind(candidate, cls):
+            settings: type[Self] = candidate.settings
             return settings  # without importing the shelf for leret's own kinds
         for kind in cls.kinds():
             if name in names_of(kind):
