@@ -5,6 +5,7 @@ import sys
 import tarfile
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from hatchling.builders.sdist import SdistBuilder
@@ -93,3 +94,20 @@ def test_every_file_in_the_checkout_is_free_of_machine_paths():
     texts = [p for name in folders for p in (ROOT / name).rglob("*") if p.suffix in {".py", ".yaml", ".yml", ".md"}]
     others = [p for p in texts if p != Path(__file__)]
     assert [str(p) for p in others if re.search(r"/(work|home|opt)/\w", p.read_text(encoding="utf-8"))] == []
+
+
+def names_from_leret(path):
+    """Yield each name that a script imports from leret, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "leret":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] == "leret")
+
+
+def test_scripts_import_only_names_that_exist():
+    scripts = [path for folder in ("benchmarks", "examples", "models") for path in (ROOT / folder).rglob("*.py")]
+    names = {name for path in scripts for name in names_from_leret(path)}
+    assert len(names) > 100
+    for name in sorted(names):
+        resolve_name(name)  # raises if there is no such name

@@ -56,7 +56,7 @@ def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, s
 
 def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
     """Return an index of HotpotQA's 29,082 documents, and questions; a generated world's if files are missing."""
-    from leret.config.data import FileSettings, WorldSettings
+    from leret.config.data import FileSettings, GeneratedSettings
     from leret.datasets.load import load
     from leret.retrieval.engines.bm25 import BM25
 
@@ -68,7 +68,7 @@ def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
             )
         )
     else:
-        data = load(WorldSettings(split="all"))
+        data = load(GeneratedSettings(split="all"))
     BM25.build(data.corpus, scratch / "index")
     return scratch / "index", [question.text for question in data.tasks]
 
@@ -216,11 +216,11 @@ def n_samples(run: Path) -> int:
 
 def kill_test(scratch: Path, limit: int) -> bool:
     """Compare `leret sample` on the index with `leret sample` on a server that is killed during the run."""
-    from leret.config.data import WorldSettings
+    from leret.config.data import GeneratedSettings
     from leret.datasets.load import load_corpus
     from leret.retrieval.engines.bm25 import BM25
 
-    BM25.build(load_corpus(WorldSettings()), scratch / "world")
+    BM25.build(load_corpus(GeneratedSettings()), scratch / "world")
     shared = ["--set", f"data.limit={limit}", "--set", "sampling.prompts=1", "--set", "sampling.samples=4",
               "--set", "sampling.concurrency=8"]  # fmt: skip
     command = [sys.executable, "-m", "leret", "sample", "sampling/demo.yaml"]

@@ -54,7 +54,7 @@ def sampled(path, given):
 def by_leret(run, algorithm, out, given, packing):
     from trl import DPOTrainer, SFTTrainer  # noqa: F401  import before timing, as for TRL
 
-    from leret.training import packing as module
+    from leret.policies.local import packing as module
     from leret.training.algorithms import ALGORITHMS as TABLE
     from leret.training.stage import train
 
