@@ -136,7 +136,7 @@ def test_sampling_recipe_alone_takes_the_recipes_of_its_name(tmp_path, monkeypat
 def test_recipe_without_a_training_says_what_to_type_next(tmp_path, small):
     out = " ".join(succeeds("run", "sampling/demo.yaml", "--run", tmp_path / "r", *small).split())
     assert "note: only sampled" in out
-    assert f"leret train RECIPE --run {tmp_path / 'r'}" in out
+    assert f"leret train demo-sft --run {tmp_path / 'r'}" in out
 
 
 def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy, monkeypatch):
