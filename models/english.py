@@ -125,7 +125,7 @@ def pretrain_english(
 
 def _card(out: Path, model: Qwen3ForCausalLM, settings: EnglishSettings, n_questions: int) -> str:
     cost, measures = training_facts(out / "pretrain.jsonl", measure="listed", every=settings.log_every)
-    return f"""# english: a tiny policy that adds words to a search
+    return f"""# leret-english-6m: a tiny policy that adds words to a search
 
 A causal language model (Qwen3, {sum(p.numel() for p in model.parameters()):,} parameters, bfloat16) for
 `pipelines/expand.py:ExpandWrite` without passages. It reads a question and numbered names, and writes one of the lines.

@@ -4,7 +4,7 @@
 
 DATA is the folder of data sets; the default is next to the checkout. Gold documents are the parents of chunks
 (`data.gold: parent`). "documents": recall of the first k different parents; "passages": recall of the parents of the
-first k chunks, which is what a program with that k reads. Lengths are tokens of the shipped policy `english`.
+first k chunks, which is what a program with that k reads. Lengths are tokens of the shipped policy `leret-english-6m`.
 
 "found by itself" searches for the text of each chunk of 200 documents, and counts the chunks for which a chunk with the
 same text is among the first three results.
@@ -53,7 +53,7 @@ def found_by_itself(bm25: BM25, chunks: Corpus, parents: list[str]) -> tuple[int
 
 
 def main(data: Path) -> None:
-    count = token_counter("english")
+    count = token_counter("leret-english-6m")
     print("| set | tokens | documents or chunks | documents @3 | @10 | passages @3 | @10 | found by itself |")
     print("|---|---|---|---|---|---|---|---|")
     for name in SETS:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.core.bundled import ROOT, SCOPES
+from leret.core.bundled import ENGLISH, FORMER_NAMES, ROOT, SCOPES
 from leret.core.errors import LeretError
 from leret.core.files import require_writable
 from leret.core.progress import plain
@@ -181,9 +181,10 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
     from leret.config.data import GENERATED
 
     name = re.sub("-[0-9a-f]{8}$", "", policy)
+    name = FORMER_NAMES.get(name, name)
     if name not in SCOPES:
         return
-    fits = program.endswith(":ExpandWrite") if name == "english" else data in GENERATED
+    fits = program.endswith(":ExpandWrite") if name == ENGLISH else data in GENERATED
     if not fits:
         complain(
             f"policy.model {policy} {SCOPES[name]}; "

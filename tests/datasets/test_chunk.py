@@ -18,7 +18,7 @@ SENTENCES = [
     "It was 3.14 m long, e.g. too long!",
     "A new paragraph.",
 ]
-TOKENS = token_counter("english")
+TOKENS = token_counter("leret-english-6m")
 PARTS = [*"aZé.?!\n ", " and ", "Mr. ", "\U0001f600", "end. ", "\ud800"]
 
 
@@ -71,7 +71,7 @@ def test_chunks_are_a_corpus_that_keeps_parents(tmp_path):
     json_lines(tmp_path / "q.jsonl", [{"question": "?", "relevant_doc_ids": ["d"]}])
     corpus = load("jsonl", str(tmp_path / "q.jsonl"), str(tmp_path / "chunks.jsonl"), gold="parent").corpus
     assert corpus.parents == {line["doc_id"]: line["parent"] for line in lines}
-    assert json.loads(succeeds(*command, "--tokenizer", "english", "--json"))["n_documents"] == 2
+    assert json.loads(succeeds(*command, "--tokenizer", "leret-english-6m", "--json"))["n_documents"] == 2
 
 
 def test_mistakes_are_refused(tmp_path):

@@ -52,7 +52,7 @@ def test_it_applies_to_tasks_with_reference_answers(reader):
     assert (whole.applies(TASK), whole.applies(Task("q", {}))) == (True, False)
 
 
-@pytest.mark.parametrize("model", ["english", "no/such-model-here"])
+@pytest.mark.parametrize("model", ["leret-english-6m", "no/such-model-here"])
 def test_a_model_that_is_no_reader_is_refused(model, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=f"answer_likelihood: model '{model}'"):

@@ -33,7 +33,7 @@ def test_an_untrained_model_copies_the_rest_of_a_line(untrained, line):
 
 def test_the_shipped_policy_writes_a_line_of_the_list():
     tokenizer, model = (
-        kind.from_pretrained(policy_directory("english")) for kind in (AutoTokenizer, AutoModelForCausalLM)
+        kind.from_pretrained(policy_directory("leret-english-6m")) for kind in (AutoTokenizer, AutoModelForCausalLM)
     )
     prompt = prompt_ids(tokenizer, english._prompt("Who directed the film?", LINES))
     lines = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in LINES]

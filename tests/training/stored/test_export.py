@@ -127,7 +127,7 @@ def test_a_run_without_token_ids_says_what_to_do(run, rows, tmp_path, original):
     assert (code, "--set sampling.token_ids=true" in said, out.exists()) == (2, True, False)
     code, said = leret("store", "export", "--run", run.path, "--form", "sft", "--tokenizer", tmp_path, "--out", out)
     assert (code, "--tokenizer" in said) == (2, True)
-    english = policy_directory("english")
+    english = policy_directory("leret-english-6m")
     code, said = leret("store", "export", "--run", run.path, "--form", "rl", "--tokenizer", english, "--out", out)
     assert (code, "the sampler counted" in said, out.exists()) == (2, True, False)
     succeeds("store", "export", "--run", run.path, "--form", "rl", "--out", out)
