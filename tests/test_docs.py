@@ -98,10 +98,11 @@ def runs(place, monkeypatch):
 
 
 def run(args):
-    if args[0] in SMALL and "demo" not in args[1]:
+    name = Path(args[1]).stem
+    if args[0] in SMALL and "demo" not in args[1] and name != "distill":
         small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
         args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]
-    if args[:2] == ["train", "demo-grpo"]:
+    if args[0] == "train" and name in {"demo-grpo", "distill"}:
         args = [*args, "--set", "max_steps=2"]
     code, out = leret_command(*args)
     nothing = ("no usable", "no pair", "spread", "nothing to train")  # a random policy may not give a single pair

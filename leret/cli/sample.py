@@ -281,8 +281,8 @@ def _trainer_rows(
     """Return the rows of a form for trainers, and the types of their columns."""
     from leret.sampling.store.export import message_column
     from leret.training.data import RunSamples, completion_rows
-    from leret.training.rounds.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
     from leret.training.stored import kto, sft
+    from leret.training.stored.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
 
     if form == "rl":
         return rl_rows(run, tokenizer), RL_COLUMNS

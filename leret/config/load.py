@@ -370,7 +370,7 @@ def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
         recipe.sampling,
         recipe.program.adapter.kind,
     )
-    n_few_shot, bank = settings.prompts - 1, settings.bank
+    n_few_shot, bank = settings.n_few_shot, settings.bank
     if not data.brings_documents and not data.corpus_file and recipe.retriever.needs_corpus:
         picks = (
             ""
@@ -385,6 +385,9 @@ def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
     if settings.prompts * settings.samples < 2:
         message = "one completion per state leaves nothing to compare; raise sampling.prompts or sampling.samples"
         yield ("sampling.samples", "sampling.prompts"), message
+    if settings.hint and settings.prompts == 1:
+        message = "is 1, but the zero-shot prompt shows no hint; raise it, or remove sampling.hint"
+        yield ("sampling.prompts", "sampling.hint"), message
     if policy.temperature == 0 and settings.samples > 1:
         message = f"policy.temperature 0 gives {settings.samples} identical samples; raise it, or set samples: 1"
         yield ("sampling.samples", "policy.temperature"), message

@@ -215,7 +215,16 @@ class SamplingSettings(Settings):
     max_pairs: Annotated[PositiveInt | None, Free()] = Field(
         None, description="per state, largest margins first"
     )
+    hint: Literal["gold"] | None = Field(
+        None,
+        description="gold: prompts but the first name missing gold documents, or the answer; the last has no demos",
+    )
     bank: BankSettings = BankSettings()
+
+    @property
+    def n_few_shot(self) -> int:
+        """Number of the bank's few-shot prompts: without the zero-shot prompt, and that with a hint."""
+        return self.prompts - (1 if self.hint is None else 2)
 
     @property
     def end_reward(self) -> str | RewardSettings | None:

@@ -139,6 +139,10 @@ class System:
         """The name without the retriever."""
         return self.name.removesuffix(f"@{self.retriever}") if self.retriever else self.name
 
+    @property
+    def shows_hint(self) -> bool:
+        return self.prompt is not None and self.prompt.hint is not None
+
     def searcher(self, environment: Environment) -> Retriever:
         """Return the retriever that answers the system's queries."""
         return environment.retriever
@@ -277,7 +281,8 @@ def select(
     of_run = [system for system in systems.values() if system.retriever is None]
     for name in names:
         if name == "bank":
-            wanted |= {system.name for system in of_run if system.name.startswith("bank:")}
+            bank = [system for system in of_run if system.name.startswith("bank:")]
+            wanted |= {system.name for system in bank if not system.shows_hint}
         elif name == "policies":
             wanted |= {system.name for system in of_run if system.kind == "policy"}
         elif name in systems:
@@ -291,6 +296,12 @@ def select(
             hint = nearest(name, systems) or ";"
             problems.append(
                 f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}"
+            )
+    for name in sorted(wanted):
+        if systems[name].shows_hint:
+            problems.append(
+                f"systems: {name} shows hints about the gold documents, which only training may "
+                "use; remove it, and evaluate a policy that was trained on its samples"
             )
     if problems:
         raise ConfigError(problems)

@@ -35,17 +35,21 @@ class Prompt:
     """Demos by predictor, and instructions by predictor where they differ from the program's.
 
     ``name`` is "0" for the zero-shot prompt. ``score`` is the mean reward on the prompt bank's dev
-    questions.
+    questions. ``hint`` names the hint that sampling adds (`leret.rollouts.hints`).
     """
 
     name: str
     demos: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     instructions: Mapping[str, str] = field(default_factory=dict)
     score: float | None = None
+    hint: str | None = None
 
     @cached_property
     def digest(self) -> str:
-        return digest(to_jsonable_python(self.demos), dict(self.instructions))
+        parts = [to_jsonable_python(self.demos), dict(self.instructions)]
+        if self.hint is not None:
+            parts.append(self.hint)
+        return digest(*parts)
 
     def save(self, path: Path) -> None:
         value = {
@@ -54,6 +58,8 @@ class Prompt:
             "demos": to_jsonable_python(self.demos, fallback=str),
             "instructions": dict(self.instructions),
         }
+        if self.hint is not None:
+            value["hint"] = self.hint
         text = json.dumps(value, ensure_ascii=False, indent=1)
         path.write_text(text + "\n", encoding="utf-8")
 
@@ -76,6 +82,7 @@ class Prompt:
                 value["demos"],
                 value.get("instructions", {}),
                 value.get("score"),
+                value.get("hint"),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(

@@ -13,6 +13,7 @@ from leret.programs.needs import NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Scoring, scoring
+from leret.rollouts.hints import Hints
 
 
 class Actor(Protocol):
@@ -128,6 +129,7 @@ class SamplingPlan:
             first tasks have run.
         token_ids: keep the token ids and log-probabilities of sampled texts.
         stops: predictors and picks that decide when the program stops.
+        hints: writes the hints of prompts that show one.
     """
 
     prompts: tuple[Prompt, ...]
@@ -145,6 +147,7 @@ class SamplingPlan:
     searched: Mapping[str, bool] | None = None
     token_ids: bool = False
     stops: frozenset[str] = frozenset()
+    hints: Hints | None = None
 
     @classmethod
     def of(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from leret.programs.saved import ProgramSource
     from leret.retrieval.batching import SearchBatcher
     from leret.rollouts.actors import Role
+    from leret.rollouts.hints import Hints
 
 
 class Environment:
@@ -186,6 +187,13 @@ class Environment:
             else:
                 policies[name] = shared_policy(policy_settings)
         return combine_policies(policies)
+
+    def hints(self) -> Hints:
+        """Return a writer of hints about this environment's documents."""
+        from leret.rollouts.hints import Hints
+
+        corpus = self.corpus
+        return Hints(corpus, corpus.first_chunks)
 
     def notes(self) -> list[str]:
         """Return `data_notes`, and a note if the program and the recipe set different ``k``."""

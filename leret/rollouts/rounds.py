@@ -22,7 +22,7 @@ from leret.config.training import RoundRecipe
 from leret.core.aio import started
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
-from leret.core.types import Choice, Sample, State, Task, seed_of
+from leret.core.types import Choice, Messages, Sample, State, Task, seed_of
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.load import policy_for
 from leret.programs.needs import NeedsCompletion
@@ -84,6 +84,7 @@ class Sampled:
         at_end: whether the reward is the final reward at every step.
         predictors: (n,) predictor names, to split a round among several policies in training.
         logps: log-probabilities of each completion's tokens as sampled, if known.
+        teacher_prompts: prompt ids of a teacher that sees hints; empty without hints.
         rollouts: (n,) index of the rollout, if whole rollouts of a task are compared (``groups:
             question``); else None.
     """
@@ -98,6 +99,7 @@ class Sampled:
     predictors: Sequence[str] = ()
     rollouts: Tensor | None = None
     logps: Sequence[Sequence[float]] = ()
+    teacher_prompts: Sequence[Sequence[int]] = ()
 
     def of(self, predictors: Collection[str]) -> Sampled:
         """Return the samples of some predictors, with states and tasks numbered from 0."""
@@ -114,6 +116,7 @@ class Sampled:
             walks=walks,
             predictors=[self.predictors[i] for i in numbers],
             logps=[self.logps[i] for i in numbers],
+            teacher_prompts=[self.teacher_prompts[i] for i in numbers if self.teacher_prompts],
         )
 
 
@@ -246,6 +249,8 @@ class RoundSampler:
         self._searches = None if retriever is None else SearchBatcher(retriever)
         self.runner: ProgramRunner = environment.runner(self._searches)
         self._paths = paths
+        self._hints = environment.hints() if getattr(recipe, "hint", None) else None
+        self._hinted: dict[str, Messages] = {}  # messages with a hint, by state
         self.keys: Mapping[str, Mapping[str, Any]] = {}
         self._plan: SamplingPlan | None = None
 
@@ -290,6 +295,9 @@ class RoundSampler:
         round_ = Round()
         plan = await self.plan_of(round_, tasks, seed_of(self.recipe.seed, "round", number))
         sampler = StateSampler(self.runner, None, plan, walks=round_.walks)
+        self._hinted = {}
+        if self._hints is not None:
+            self._hints.shown = self._hints.withheld = 0
         n_before = self._n_searches()
         rollouts = await self.roll_out(sampler, plan, tasks)
         for groups in rollouts:
@@ -367,6 +375,8 @@ class RoundSampler:
                 return None
             samples = await sampler.sample_state(point, state)
             groups.append((state, samples))
+            if self._hints is not None:
+                self._hinted[state.id] = self._hints.show(state.messages, point.task, need)
             if self._paths is None:
                 to_end = bool(sampler.credits - {"step"})
                 chosen = select_next(
@@ -416,16 +426,22 @@ class RoundSampler:
         names, parts = self.parts_of(samples)
         metrics = self.metrics_of(groups, names, parts, rewards)
         metrics |= completion_facts(groups, round_.completions)
+        if self._hints is not None:
+            metrics["hint/shown"] = self._hints.shown / max(1, len(groups))
+            metrics["hint/withheld"] = self._hints.withheld / max(1, len(groups))
         metrics |= word_facts(written, tasks, self.recipe.branches)
         sequences: list[tuple[Sequence[int] | Choice, Sequence[int] | str]] = []
         logps: list[Sequence[float]] = []
-        for sample in samples:
+        teacher_prompts: list[Sequence[int]] = []
+        for sample, predictor in zip(samples, predictors, strict=True):
             prompt, completion = round_.completions[sample.seed]
+            logps.append(completion.logprobs or ())
             if isinstance(prompt, Choice):
                 sequences.append((prompt, completion.text))
-            else:
-                sequences.append((prompt, completion.token_ids or ()))
-            logps.append(completion.logprobs or ())
+                continue
+            sequences.append((prompt, completion.token_ids or ()))
+            if self._hints is not None:
+                teacher_prompts.append(self._teacher_prompt(sample, predictor, prompt))
         walk_rows = tensor(walks, dtype=int64)
         rollout_rows = None
         if self.recipe.groups == "question":
@@ -442,7 +458,19 @@ class RoundSampler:
             predictors=predictors,
             rollouts=rollout_rows,
             logps=logps,
+            teacher_prompts=teacher_prompts,
         )
+
+    def _teacher_prompt(
+        self, sample: Sample, predictor: str, prompt: Sequence[int]
+    ) -> Sequence[int]:
+        """Return the ids of a sample's prompt with the hint; ``prompt`` if that is too long."""
+        policy: Any = self.policies.get(predictor) or self.policy
+        try:
+            ids: Sequence[int] = policy.prompt_ids(self._hinted[sample.state_id])
+        except PromptTooLongError:
+            return prompt
+        return ids
 
     def metrics_of(
         self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor

@@ -246,6 +246,8 @@ class StateSampler:
         messages: Messages = tuple([dict(message) for message in visit.state.messages])
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(visit.need, prompt, messages)
+        if prompt.hint is not None and self._plan.hints is not None:
+            messages = self._plan.hints.show(messages, visit.point.task, visit.need)
         temperature, top_p, max_tokens = visit.decoding
         writes = visit.role.sampled and call.choice is None
         with_tokens = self._plan.token_ids and writes

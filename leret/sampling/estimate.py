@@ -66,7 +66,7 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
     n_questions = len(questions)
     steps = steps_of(environment)
-    bank_ready = settings.prompts == 1 or (
+    bank_ready = settings.n_few_shot == 0 or (
         run.manifest_path.is_file() and run.manifest.bank is not None
     )
     n_stored = 0
@@ -157,7 +157,7 @@ def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int |
     zero_shot, few_shot = (
         PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None)
     )
-    n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
+    n_demos = settings.bank.max_demos if settings.n_few_shot else 0
     passages = cycle(
         Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(environment.corpus.values(), 1000)
     )

@@ -156,6 +156,8 @@ async def sample_tasks(
     )
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
     stats.notes += _credit_notes(plan, runner)
+    if plan.hints is not None:
+        stats.notes.append(plan.hints.note())
     return stats
 
 
@@ -356,6 +358,8 @@ async def sample_session(
             )
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             plan = replace(plan, prompts=tuple(prompts))
+            if any(prompt.hint for prompt in prompts):
+                plan = replace(plan, hints=environment.hints())
             plan = await with_credit(plan, environment.runner(search), tasks, run)
         notes = environment.notes()
         sampled = tasks if only is None else only

@@ -16,6 +16,7 @@ from leret.training.model import InitialPolicy
 from leret.training.picks.joint import JOINT
 from leret.training.picks.pick import PICK
 from leret.training.picks.pqn import PQN
+from leret.training.rounds.distill import DISTILL
 from leret.training.rounds.grpo import GRPO, GSPO
 from leret.training.rounds.ppo import PPO
 from leret.training.rounds.rloo import RLOO
@@ -61,6 +62,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gspo": GSPO,
     "rloo": RLOO,
     "ppo": PPO,
+    "distill": DISTILL,
     "pqn": PQN,
     "pick": PICK,
     "joint": JOINT,

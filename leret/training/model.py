@@ -58,9 +58,13 @@ class InitialPolicy:
 
 
 def find_initial(
-    run: Run, init_from: str, predictors: Collection[str] | None = None
+    run: Run,
+    init_from: str,
+    predictors: Collection[str] | None = None,
+    *,
+    key: str = "init_from",
 ) -> InitialPolicy:
-    """Find the policy ``init_from``.
+    """Find the policy ``init_from``, which the recipe names in ``key``.
 
     Raise `TrainingError` if it is unknown, damaged, or changed since sampling.
     """
@@ -75,8 +79,8 @@ def find_initial(
         names = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
         available = ", ".join(names) or "none"
         raise TrainingError(
-            f"init_from: {init_from!r} is not 'base', a trained policy in {run.path} (available: "
-            f"{available}) or a directory; train {init_from} first, or change init_from"
+            f"{key}: {init_from!r} is not 'base', a trained policy in {run.path} (available: "
+            f"{available}) or a directory; train {init_from} first, or change {key}"
         )
     path = find_model(model).resolve()
     digest = model_digest(path)

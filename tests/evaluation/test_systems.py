@@ -69,6 +69,17 @@ def test_demos_are_extra_systems_on_the_base(run, tmp_path):
         available(run, {"other": str(tmp_path / "absent.json")}, {})
 
 
+def test_prompts_that_show_hints_are_not_evaluated(run, tmp_path):
+    prompt_file(run.prompts / "1.json", "1")
+    Prompt("2", hint="gold").save(run.prompts / "2.json")
+    hinted = available(run, {"mine": str(run.prompts / "2.json")}, {})
+    assert [system.name for system in select(("base", "bank"), hinted)] == ["base", "bank:1"]
+    with pytest.raises(ConfigError, match=r"systems: bank:2 shows hints .* remove it"):
+        select(("bank", "bank:2"), hinted)
+    with pytest.raises(ConfigError, match="systems: mine shows hints"):
+        select(("base",), hinted, ["mine"])
+
+
 def test_a_training_that_is_not_finished_is_no_policy(run):
     trained(run, ".ipo")
     (run.policies / "half").mkdir()

@@ -56,14 +56,22 @@ async def load_or_build_bank(
     if bank is not None:
         return bank
     settings = environment.recipe.sampling
-    if settings.prompts == 1 or not environment.replay.predictors:  # picks have no demos
+    if settings.n_few_shot == 0 or not environment.replay.predictors:  # picks have no demos
         prompts = [ZERO_SHOT]
     elif settings.bank.path is not None:
-        prompts = _read_prompts(Path(settings.bank.path), settings.prompts)
+        prompts = _read_prompts(Path(settings.bank.path), settings.n_few_shot)
     else:
         prompts = await _bootstrapped(run, environment, policy, searches, tasks, progress)
+    if settings.hint is not None:
+        prompts = with_hint(prompts, settings.hint)
     save_bank(run, prompts, settings.prompts)
     return prompts
+
+
+def with_hint(prompts: Sequence[Prompt], hint: str) -> list[Prompt]:
+    """Return a bank whose few-shot prompts show a hint, with one more that shows only the hint."""
+    hinted = [replace(prompt, hint=hint) for prompt in prompts[1:]]
+    return [prompts[0], *hinted, Prompt(str(len(prompts)), hint=hint)]
 
 
 def load_bank(run: Run) -> list[Prompt] | None:
@@ -99,7 +107,7 @@ def n_candidates(settings: SamplingSettings, n_questions: int) -> int:
     n_train, n_dev = n_bank_questions(n_questions, bank.train_questions, bank.dev_questions)
     n_samples = n_questions * settings.prompts * settings.samples
     affordable = (n_samples // 2 - n_train) // max(1, n_dev)
-    return max(1, settings.prompts - 1, min(_MOST_CANDIDATES, affordable))
+    return max(1, settings.n_few_shot, min(_MOST_CANDIDATES, affordable))
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
@@ -111,14 +119,15 @@ def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, i
 
 
 def _read_prompts(directory: Path, n: int) -> list[Prompt]:
-    loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
+    paths = sorted(directory.glob("*.json"))
+    loaded = [replace(Prompt.load(path), hint=None) for path in paths]
     few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
     if not few_shot:
         raise ConfigError(
             f"sampling.bank.path: {directory} has no few-shot prompts (*.json); set it to R/prompts"
         )
     prompts = [ZERO_SHOT]
-    for i, prompt in enumerate(list(few_shot.values())[: n - 1], 1):
+    for i, prompt in enumerate(list(few_shot.values())[:n], 1):
         prompts.append(replace(prompt, name=str(i)))
     return prompts
 
@@ -151,7 +160,7 @@ async def _bootstrapped(
     read = environment.replay.read
     teacher = [cached_completion_lm(rollouts, lm, read, **warm) for lm in warm_lms]
     stop = threading.Event()
-    plan = BankPlan(settings.prompts, settings.bank.max_demos, candidates, threshold)
+    plan = BankPlan(settings.n_few_shot + 1, settings.bank.max_demos, candidates, threshold)
     program = environment.program()
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)

@@ -119,6 +119,14 @@ def group_relative(
     return distance / (group_deviations(rewards, groups) + _SMALL)
 
 
+def below_best(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Return True (n,) where a reward is below the highest of its group, by more than rounding."""
+    rewards = rewards.double()
+    lowest = rewards.new_full((int(groups.max()) + 1,), -torch.inf)
+    best = lowest.scatter_reduce(0, groups, rewards, "amax")[groups]
+    return best - rewards > 1e-12 * best.abs()
+
+
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return rewards (n,) minus the mean of the group's other rewards; 0 in a group of one.
 

@@ -82,6 +82,34 @@ def k3(logps: Tensor, reference_logps: Tensor) -> Tensor:
 KL = {"k1": k1, "k3": k3}
 
 
+def divergence(logits: Tensor, teacher_logits: Tensor, beta: float) -> Tensor:
+    """Return the generalized Jensen-Shannon divergence (n, width) of two distributions over tokens.
+
+    Args:
+        logits: (n, width, n_vocabulary) of the student.
+        teacher_logits: the same shape. Only the student's logits should have a gradient.
+        beta: 0: forward KL(teacher || student), 1: reverse KL(student || teacher); between:
+            ``beta KL(teacher || m) + (1 - beta) KL(student || m)``, where ``m`` is
+            ``beta teacher + (1 - beta) student``.
+
+    Source: Agarwal et al. 2023, arXiv 2306.13649, eq. 1; the limits 0 and 1 as in TRL, without the
+        division that makes them limits.
+    """
+    student = _finite_logps(logits)
+    teacher = _finite_logps(teacher_logits)
+    if beta == 0:
+        return _kl(teacher, student)
+    if beta == 1:
+        return _kl(student, teacher)
+    shares = torch.stack([student + math.log1p(-beta), teacher + math.log(beta)])
+    mixture = shares.logsumexp(0)
+    return beta * _kl(teacher, mixture) + (1 - beta) * _kl(student, mixture)
+
+
+def _kl(logps: Tensor, other_logps: Tensor) -> Tensor:
+    return (logps.exp() * (logps - other_logps)).sum(-1)
+
+
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
     """Return half the larger squared error (n, width): of the value, or of the clipped value.
 
@@ -96,9 +124,14 @@ def entropy(logits: Tensor) -> Tensor:
 
     A logit may be minus infinity.
     """
+    logps = _finite_logps(logits)
+    return -(logps.exp() * logps).sum(-1)
+
+
+def _finite_logps(logits: Tensor) -> Tensor:
+    """Return log-probabilities, with the lowest number of the dtype for probability 0."""
     logps = logits.log_softmax(-1)
-    finite = logps.clamp(min=torch.finfo(logps.dtype).min)
-    return -(logps.exp() * finite).sum(-1)
+    return logps.clamp(min=torch.finfo(logps.dtype).min / 2)
 
 
 def reduce_loss(

@@ -39,6 +39,8 @@ LOGGED = {
     "ratio": "val/ratio",
     "kl": "kl",
     "policy_loss": "loss/policy_avg",
+    "divergence": "distill/divergence",
+    "imitation": "distill/share",
     "value_loss": "loss/value_avg",
 }
 """Name in the log of each metric of an update."""
@@ -68,6 +70,8 @@ class RolloutBatch:
         reference: log-probabilities under the initial policy; None without a KL penalty.
         values: token values before the update; None without a value head.
         returns: targets for the values.
+        imitation: weights of the divergence from a teacher; None without a teacher.
+        teacher_prompts: (n) prompt ids of the teacher; None: the student's.
     """
 
     sequences: list[tuple[Ids, Ids]]
@@ -79,6 +83,8 @@ class RolloutBatch:
     values: Tensor | None = None
     returns: Tensor | None = None
     sampler_logps: Tensor | None = None
+    imitation: Tensor | None = None
+    teacher_prompts: list[Ids] | None = None
     counts: StepCounts | None = None
 
     @classmethod
@@ -116,13 +122,17 @@ class RolloutBatch:
             "values",
             "returns",
             "sampler_logps",
+            "imitation",
         )
         tables = {}
         for name in names:
             table = getattr(self, name)
             if table is not None:
                 tables[name] = table[index, :width]
-        sequences = [self.sequences[i] for i in index.tolist()]
+        numbers = index.tolist()
+        if self.teacher_prompts is not None:
+            tables["teacher_prompts"] = [self.teacher_prompts[i] for i in numbers]
+        sequences = [self.sequences[i] for i in numbers]
         return replace(self, sequences=sequences, groups=self.groups[index], **tables)
 
     def counted(self, round_tokens: float | None, has_other_terms: bool) -> RolloutBatch | None:
@@ -130,10 +140,14 @@ class RolloutBatch:
 
         Return None if there are none.
 
-        Advantages of 0 do not affect the loss, unless it has terms other than the policy loss.
+        Without a teacher's divergence, advantages of 0 do not affect the loss, unless it has terms
+        other than the policy loss.
         """
         n_tokens = float(self.mask.sum())
-        learnt = self.advantages.abs().sum(1).nonzero()[:, 0]
+        weights = self.advantages.abs()
+        if self.imitation is not None:
+            weights = weights + self.imitation
+        learnt = weights.sum(1).nonzero()[:, 0]
         if not has_other_terms and not len(learnt):
             return None
         batch = self if has_other_terms else self.rows(learnt)
@@ -185,6 +199,7 @@ class Forward:
     raw_logps: Tensor | None = (
         None  # at temperature 1, without gradient; None if the batch has no sampler_logps
     )
+    teacher_logits: Tensor | None = None  # like logits, without gradient; None without a teacher
 
 
 def penalized(
@@ -287,6 +302,7 @@ class Update:
         self.value_head: torch.nn.Linear | None = None
         self._hidden: Tensor | None = None
         self._mismatch: list[tuple[Tensor, Tensor]] = []
+        self._teacher: Any = None
         if objective.has_values:
             # The size differs from hidden_size in OPT-350m.
             size = inner.get_output_embeddings().weight.shape[1]
@@ -295,6 +311,12 @@ class Update:
             torch.nn.init.zeros_(self.value_head.bias)
             inner.get_decoder().register_forward_hook(self._keep_hidden)
         self.optimizer = make_optimizer(recipe, list(self.trainable_parameters().values()))
+
+    def add_teacher(self, model: Any) -> None:
+        """Give the objective the logits of a model with the same tokens; it may be the policy itself."""
+        self._teacher = model
+        if model is not self.model:
+            self._packed = self._packed and share_prompts(model)
 
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return trainable parameters by name, including the value head."""
@@ -349,10 +371,21 @@ class Update:
         for index in self._micro_batches(batch):
             rows = batch.rows(index)
             now = self._forward(self.model, rows)
+            if self._teacher is not None:
+                now = replace(now, teacher_logits=self._teacher_logits(rows))
             if rows.old_logps is None:  # the weights are the sampler's
                 rows = replace(rows, old_logps=now.logps.detach())
                 self._compare(rows, now)
             yield self.objective.loss(self.recipe, rows, now, beta)
+
+    @torch.no_grad()
+    def _teacher_logits(self, batch: RolloutBatch) -> Tensor:
+        """Return the teacher's logits at the student's tokens, after the teacher's prompts."""
+        if batch.teacher_prompts is not None:
+            completions = [completion for _, completion in batch.sequences]
+            sequences = list(zip(batch.teacher_prompts, completions, strict=True))
+            batch = replace(batch, sequences=sequences)
+        return self._forward(self._teacher, replace(batch, sampler_logps=None)).logits
 
     def mismatch(self) -> dict[str, float]:
         """Return how far log-probabilities before updates were from the sampler's, since the last call.

@@ -134,6 +134,8 @@ class WriterLearner:
         recipe, objective = self.recipe, self.objective
         groups = sampled.groups.to(self.update.device)
         batch = RolloutBatch.of(sampled.sequences, groups, sampled.logps)
+        if sampled.teacher_prompts:
+            batch = replace(batch, teacher_prompts=list(sampled.teacher_prompts))
         has_several_steps = recipe.num_iterations * recipe.num_mini_batches > 1
         reads_logps = recipe.importance_clip is not None or objective.penalty == "reward"
         if has_several_steps or reads_logps or objective.has_values:
@@ -153,6 +155,8 @@ class WriterLearner:
             )
         difference = batch.sampler_difference(batch.old_logps)
         weights = importance_weights(difference, batch.mask, clip, self.objective.level)
+        if batch.imitation is not None:
+            batch = replace(batch, imitation=batch.imitation * weights)
         return replace(batch, advantages=batch.advantages * weights)
 
     def _log_figures(

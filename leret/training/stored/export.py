@@ -76,6 +76,9 @@ class _Prompts:
             )
         return ids
 
+    def shows_hint(self, name: str) -> bool:
+        return name != ZERO_SHOT.name and self._bank(name).hint is not None
+
     def _messages(self, state: State, name: str) -> Messages:
         if name == ZERO_SHOT.name:
             return state.messages
@@ -111,6 +114,8 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
     unparsed_reward = samples.unparsed_reward
     for group in samples.groups():
         for name, members in groupby(group.samples, attrgetter("prompt")):
+            if prompts.shows_hint(name):  # only the sampler had the hint
+                continue
             scored = training_rewards(list(members), unparsed_reward)
             if all(sample.logprobs is None for sample, _ in scored):
                 continue

@@ -17,9 +17,9 @@ from leret.policies.checkpoints import policy_directory
 from leret.programs.prompts import Prompt
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.rounds.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
+from leret.training.stored.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
 from tests.first_steps import leret, read_lines, succeeds
 from tests.sampling.fakes import ROOT
 from tests.training.training_runs import log, world_recipe
@@ -107,6 +107,11 @@ def test_each_prompt_of_the_bank_forms_a_group(tmp_path, policy):
     assert sum(row["advantage"] for row in rows[:N]) == pytest.approx(0, abs=1e-9)
     for row in rows:  # rows of the few-shot prompt that the sampler sent
         assert logps(policy, row).tolist() == pytest.approx(row["logprobs"], abs=1e-4)
+
+
+def test_samples_written_with_a_hint_are_left_out(tmp_path):
+    run = sampled(tmp_path / "run", 2, prompts=2, hint="gold")
+    assert {row["group"].rpartition("-")[2] for row in rl_rows(run)} == {"0"}
 
 
 def test_states_have_the_labels_of_their_questions(run, rows):

@@ -1,0 +1,103 @@
+"""Distillation in the demo's world: from a trained teacher, and from the policy itself with hints.
+
+    python benchmarks/algorithms/distill.py teacher RUNS [--world 0] [--seeds 0,1,2] [--split test]
+    python benchmarks/algorithms/distill.py hints RUNS [--world 0] [--seeds 0,1,2] [--split test]
+
+``teacher`` trains grpo from base (9,600 completions), then a student from base with a quarter of them: distill, and
+grpo as a control. It prints recall after the last hop, and the student's share of the teacher's gain.
+
+``hints`` draws 2,400 completions from base without hints and 2,400 of which half were written with hints, trains sft on
+each, and a student that is its own teacher with hints on as many fresh ones. All are compared with sft without hints.
+
+RUNS is a directory for the runs. Finished runs and policies are kept, so a command can be stopped and repeated. Tune
+with ``--world 1 --split dev``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.algorithms.online import Bench, leret, measured
+from leret.core.runs import Run
+
+ROUND = {"questions_per_round": 4, "num_generations": 8, "max_completion_length": 16, "warmup_ratio": 0.0}  # 64 each
+WIDE = {**ROUND, "questions_per_round": 8, "num_generations": 4, "max_steps": 38}  # 64 completions at 16 states
+QUIET = {"logging_steps": 5, "save_steps": 1000}
+TEACHER = {"grpo": ("demo-grpo", {**ROUND, "init_from": "base", "max_steps": 150, "learning_rate": 4e-3})}
+STUDENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "distill": ("distill", {**WIDE, "teacher": "grpo", "learning_rate": 4e-3}),
+    "grpo-quarter": ("demo-grpo", {**ROUND, "init_from": "base", "max_steps": 37, "learning_rate": 4e-3}),
+}
+SFT = {"sft": ("demo-sft", {})}
+SELF = {
+    "self": ("distill", {**WIDE, "teacher": "self", "hint": "gold", "learning_rate": 1e-3}),
+}
+PLAIN = ("sampling.prompts=1", "sampling.samples=2")
+HINTED = ("sampling.prompts=2", "sampling.samples=1", "sampling.hint=gold")
+
+
+def sampled(path: Path, world: int, seed: int, keys: tuple[str, ...]) -> Run:
+    """Return a run of the world, sampled if missing."""
+    if not (path / "sample.done").is_file():
+        given = (f"data.seed={world}", f"sampling.seed={seed}", *keys)
+        leret("sample", "sampling/demo.yaml", "--run", str(path), *(word for key in given for word in ("--set", key)))
+    return Run.open(path)
+
+
+def trained(run: Run, policies: Mapping[str, tuple[str, dict[str, Any]]], seed: int) -> list[str]:
+    """Train the policies that the run lacks; return their names."""
+    for name, (recipe, keys) in policies.items():
+        if not (run.policies / name).is_dir():
+            given = {**QUIET, **keys, "name": name, "seed": seed}
+            words = [word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+            leret("train", f"training/{recipe}.yaml", "--run", str(run.path), *words)
+    return list(policies)
+
+
+def n_completions(run: Run, name: str) -> int:
+    return int(json.loads((run.policies / name / "training.json").read_text())["examples"])
+
+
+def teacher(runs: Path, world: int, seed: int, split: str) -> None:
+    run = sampled(runs / f"world-{world}-{seed}", world, seed, PLAIN)
+    names = trained(run, {**TEACHER, **STUDENTS}, seed)
+    found = measured(Bench(), run, ["base", *names], split, "grpo")
+    base, best = found["base"]["recall"], found["grpo"]["recall"]
+    for name, row in found.items():
+        n = n_completions(run, name) if name != "base" else 0
+        share = (row["recall"] - base) / (best - base)
+        ahead = row.get("ahead", "")
+        print(f"| {seed} | {name} | {n:,} | {row['recall']:.3f} | {share:.0%} | {ahead} |", flush=True)
+
+
+def hints(runs: Path, world: int, seed: int, split: str) -> None:
+    plain = sampled(runs / f"world-{world}-{seed}", world, seed, PLAIN)
+    hinted = sampled(runs / f"hinted-{world}-{seed}", world, seed, HINTED)
+    trained(plain, {**SFT, **SELF}, seed)
+    trained(hinted, SFT, seed)
+    copy = plain.policies / "sft-hinted"
+    if not copy.is_symlink():
+        copy.symlink_to((hinted.policies / "sft").resolve())
+    found = measured(Bench(), plain, ["base", "sft", "sft-hinted", "self"], split, "sft")
+    for name, row in found.items():
+        print(f"| {seed} | {name} | {row['recall']:.3f} | {row['ap']:.3f} | {row.get('ahead', '')} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["teacher", "hints"])
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--world", type=int, default=0)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--split", default="test")
+    given = parser.parse_args()
+    for seed in given.seeds.split(","):
+        {"teacher": teacher, "hints": hints}[given.what](given.runs, given.world, int(seed), given.split)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Distillation at a program's states: the student samples, and a teacher scores the student's tokens.
+
+The loss is a divergence of the student's from the teacher's distribution over the next token, at
+each token that the student sampled. In this process both distributions are known, so the divergence
+is computed over the whole vocabulary (``estimator: full``), as in GKD (arXiv 2306.13649) and TRL's
+DistillationTrainer. ``estimator: sampled`` is the policy gradient whose reward per token is
+log p teacher - log p student of the sampled token, as in "On-Policy Distillation" (Thinking Machines,
+2025) and MiniLLM (arXiv 2306.08543, eq. 2, without its long-term return). Its gradient has the same
+expectation as that of the full reverse KL, and more variance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from leret.config.training import WritingRecipe
+from leret.core.errors import TrainingError
+from leret.core.types import digest
+from leret.training.model import InitialPolicy, find_initial, find_writer, load_for_training
+from leret.training.rounds.algorithm import RoundAlgorithm, writer
+from leret.training.rounds.learner import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leret.core.runs import Run
+    from leret.rollouts.rounds import Sampled
+    from leret.training.job import TrainingJob
+    from leret.training.rounds.update import Forward, RolloutBatch
+    from leret.training.rounds.writing import WriterLearner
+
+SELF = "self"
+_NAMES = {"reverse": "reverse KL", "forward": "forward KL", "jsd": "Jensen-Shannon divergence"}
+_BETAS = {"forward": 0.0, "reverse": 1.0}
+
+
+class DistillRecipe(WritingRecipe):
+    """On-policy distillation."""
+
+    algorithm: Literal["distill"] = "distill"
+    teacher: str = Field(
+        "grpo",
+        description="a policy of the run, base or a directory, with the student's tokenizer; or self, the student",
+    )
+    hint: Literal["gold"] | None = Field(
+        None,
+        description="gold: the teacher's prompt names the missing gold documents, or the reference answer",
+    )
+    divergence: Literal["reverse", "forward", "jsd"] = Field(
+        "reverse",
+        description="KL(student || teacher), KL(teacher || student), or the generalized Jensen-Shannon divergence",
+    )
+    jsd_beta: float = Field(0.5, gt=0, lt=1, description="teacher's share of the mixture (jsd)")
+    estimator: Literal["full", "sampled"] = Field(
+        "full", description="over the whole vocabulary, or from the sampled token (reverse)"
+    )
+    mask: Literal["reward"] | None = Field(
+        None,
+        description="reward: imitate below the best reward of the group, and reinforce the best",
+    )
+    loss_type: Literal["sequence", "token", "dapo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group", description="divide the advantages (mask: reward) as in grpo"
+    )
+
+    @property
+    def trl_beta(self) -> float:
+        """TRL's ``beta`` of the divergence."""
+        return _BETAS.get(self.divergence, self.jsd_beta)
+
+    @model_validator(mode="after")
+    def _has_a_teacher_that_differs(self) -> DistillRecipe:
+        if self.teacher == SELF and self.hint is None:
+            raise ValueError("teacher: self teaches nothing without a hint; set hint: gold too")
+        if self.hint is not None and self.groups == "question":
+            raise ValueError("hint: needs groups of states; remove groups: question")
+        return self
+
+    @model_validator(mode="after")
+    def _estimates_the_reverse_kl(self) -> DistillRecipe:
+        if self.estimator == "sampled" and self.divergence != "reverse":
+            raise ValueError(
+                f"estimator: sampled estimates the reverse KL, not divergence {self.divergence}; "
+                "set estimator: full"
+            )
+        return self
+
+
+def find_policies(run: Run, recipe: DistillRecipe) -> InitialPolicy:
+    """Return the student's initial policy, with the teacher in ``actors`` and a digest of both."""
+    initial = find_writer(run, recipe)
+    if recipe.teacher == SELF:
+        return initial
+    teacher = find_initial(run, recipe.teacher, recipe.predictors, key="teacher")
+    whole = digest(initial.digest, teacher.digest)
+    return replace(initial, digest=whole, actors={"teacher": teacher})
+
+
+def distiller(objective: Objective, job: TrainingJob, device: str) -> WriterLearner:
+    """Return the learner of a student, with its teacher loaded."""
+    learner = writer(objective, job, device)
+    if learner.recipe.teacher == SELF:
+        learner.update.add_teacher(learner.model)
+        return learner
+    teacher = job.initial.actors["teacher"]
+    model, tokenizer = load_for_training(teacher, None, learner.recipe.dtype)
+    if tokenizer.get_vocab() != learner.tokenizer.get_vocab():
+        raise TrainingError(
+            f"teacher: {teacher.directory} has another tokenizer than the student, so their tokens "
+            "cannot be compared; choose a teacher with the student's tokenizer, or sample a run "
+            "from the teacher and train on its samples with algorithm: sft"
+        )
+    learner.update.add_teacher(model.to(device).requires_grad_(False).eval())
+    return learner
+
+
+def advantages(
+    recipe: DistillRecipe, sampled: Sampled, batch: RolloutBatch, beta: float
+) -> RolloutBatch:
+    """Set the weights of the divergence: 1 at each token, or only below the group's best reward.
+
+    With ``mask: reward``, the group's best completions get their group-relative advantages. Where
+    all rewards of a group are equal, these are 0, and the group has no effect.
+    """
+    from leret.training.rounds.advantages import Comparison, below_best, group_relative
+
+    if recipe.mask is None:
+        return replace(batch, imitation=batch.mask)
+    comparison = Comparison.of(sampled)
+    rewards = sampled.rewards.double()
+    below = comparison.apply(below_best, rewards)
+    values = comparison.apply(group_relative, rewards, recipe.scale_rewards).masked_fill(below, 0)
+    return replace(
+        batch,
+        advantages=values.to(batch.mask)[:, None] * batch.mask,
+        imitation=below.to(batch.mask)[:, None] * batch.mask,
+    )
+
+
+def loss(
+    recipe: DistillRecipe, batch: RolloutBatch, now: Forward, beta: float
+) -> dict[str, Tensor]:
+    """Return the mean of the tokens' divergences and policy losses (`advantages` weights both)."""
+    from leret.training.rounds.losses import clipped_loss
+    from leret.training.rounds.update import penalized
+
+    assert batch.imitation is not None
+    log_ratio = batch.log_ratio(now.logps)
+    losses, clipped = clipped_loss(log_ratio, batch.advantages, recipe.epsilon, recipe.epsilon_high)
+    estimate = _sampled if recipe.estimator == "sampled" else _full
+    divergences = estimate(recipe, batch, now) * batch.imitation
+    policy = batch.mean(losses + divergences, recipe.loss_type)
+    return penalized(policy, recipe, batch, now, beta, recipe.loss_type) | {
+        "clipped": batch.token_mean(clipped),
+        "divergence": batch.token_mean(divergences.detach()),
+        "imitation": batch.token_mean(batch.imitation),
+    }
+
+
+def _full(recipe: DistillRecipe, batch: RolloutBatch, now: Forward) -> Tensor:
+    from leret.training.rounds.losses import divergence
+
+    assert now.teacher_logits is not None
+    # Models of one family pad the same vocabulary to different sizes.
+    n_tokens = min(now.logits.shape[-1], now.teacher_logits.shape[-1])
+    student = now.logits[..., :n_tokens]
+    return divergence(student, now.teacher_logits[..., :n_tokens], recipe.trl_beta)
+
+
+def _sampled(recipe: DistillRecipe, batch: RolloutBatch, now: Forward) -> Tensor:
+    """Return the estimate log p student - log p teacher, with the gradient of the clipped ratio."""
+    import torch
+
+    from leret.training.rounds.losses import clipped_loss
+
+    assert now.teacher_logits is not None
+    assert batch.old_logps is not None
+    ids = torch.zeros_like(batch.mask, dtype=torch.long)
+    for row, (_, completion) in enumerate(batch.sequences):
+        ids[row, : len(completion)] = torch.tensor(completion, device=ids.device)
+    teacher = now.teacher_logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    rewards = (teacher - batch.old_logps) * batch.mask
+    losses, _ = clipped_loss(
+        batch.log_ratio(now.logps), rewards, recipe.epsilon, recipe.epsilon_high
+    )
+    return losses
+
+
+def _describe(recipe: DistillRecipe) -> str:
+    method = f"on-policy distillation (arXiv 2306.13649) from {recipe.teacher}, {_NAMES[recipe.divergence]}"
+    if recipe.hint is not None:
+        method += ", with the missing gold documents in the teacher's prompt"
+    if recipe.mask is None:
+        return method
+    return f"{method} for completions below their group's best, policy gradient for the best"
+
+
+OBJECTIVE = Objective(advantages, loss)
+DISTILL = RoundAlgorithm(DistillRecipe, OBJECTIVE, distiller, _describe, find_policies)

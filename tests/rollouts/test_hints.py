@@ -1,0 +1,131 @@
+"""Hints: what they name, what they withhold, where they stand, and what is trained."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from leret.core.types import Document, Passage, Task
+from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.rollouts.hints import Hints
+from leret.sampling.bank.bank import load_bank, with_hint
+from leret.sampling.stage import sample
+from leret.sampling.store.store import Store
+from leret.training.data import RunSamples
+from leret.training.stored.sft import SFTRecipe, examples
+from tests.sampling.fakes import FakePolicy, policy_is, recipe_of
+
+DOCUMENTS = {
+    "a": Document("a", "The Iron Raven (film)", "A film."),
+    "b": Document("b", "Tobias Jarvis", "A writer."),
+    "c": Document("c", "", "the raven flies over iron hills and never lands on a tree again"),
+}
+RAVEN = "The Iron Raven | still missing: The Iron Raven"
+JARVIS = "Tobias Jarvis | still missing: Tobias Jarvis"
+TASK = Task.question("q", "Who wrote The Iron Raven?", gold=("a", "b"))
+
+
+def after(*doc_ids):
+    passages = tuple(Passage(id, DOCUMENTS[id].title, DOCUMENTS[id].text, 1.0) for id in doc_ids)
+    return SimpleNamespace(searches=(SimpleNamespace(added=(passages,)),) if passages else ())
+
+
+def shown(hints, *texts, task=TASK, need=None):
+    messages = tuple({"role": "user", "content": text} for text in texts)
+    return [message["content"] for message in hints.show(messages, task, need or after())]
+
+
+def test_a_hint_names_missing_documents_and_withholds_what_the_prompt_does_not_contain():
+    hints = Hints(DOCUMENTS)
+    question = "question: Who wrote The Iron Raven?"
+    assert shown(hints, question) == [f"{RAVEN}\n{question}"]
+    assert (hints.shown, hints.withheld) == (1, 1)
+    found = f"{question}\ncontext:\nThe Iron Raven (film) | A film scripted by Tobias Jarvis."
+    assert shown(hints, "demo", found, need=after("a")) == ["demo", f"{JARVIS}\n{found}"]
+    assert (hints.shown, hints.withheld) == (2, 1)
+    assert shown(hints, found, need=after("a", "b")) == [found], "nothing is missing"
+    assert "named 2 missing" in hints.note()
+    assert "withheld 1 that" in hints.note()
+
+
+def test_a_hint_counts_no_word_of_the_instructions_as_readable():
+    messages = ({"role": "system", "content": "Tobias Jarvis"}, {"role": "user", "content": "who?"})
+    assert Hints(DOCUMENTS).show(messages, TASK, after("a")) == messages
+
+
+def test_a_document_without_a_title_is_named_by_its_first_words():
+    task = replace(TASK, gold=("c",))
+    text = "the raven flies over iron hills and never lands on a tree again"
+    name = "the raven flies over iron hills and never lands on a tree"
+    assert shown(Hints(DOCUMENTS), text, task=task) == [f"{name} | still missing: {name}\n{text}"]
+
+
+def test_a_document_of_which_the_corpus_has_chunks_is_named_by_its_first():
+    task = replace(TASK, gold=("whole",), parents={"b": "whole"})
+    hints = Hints(DOCUMENTS, {"whole": "b"})
+    assert shown(hints, "Tobias Jarvis?", task=task) == [f"{JARVIS}\nTobias Jarvis?"]
+    assert shown(hints, "Tobias Jarvis?", task=task, need=after("b")) == ["Tobias Jarvis?"]
+
+
+def test_the_reference_answer_is_the_hint_of_a_task_without_documents():
+    task = Task.question("q", "Is it Rome?", "Rome")
+    assert shown(Hints({}), "Is it Rome?", task=task) == ["Rome | the answer: Rome\nIs it Rome?"]
+    assert shown(Hints({}), "Which city?", task=task) == ["Which city?"]
+
+
+def test_all_prompts_of_a_bank_but_the_zero_shot_one_show_the_hint():
+    few_shot = Prompt("1", {"write_query": [{"question": "who", "query": "x"}]})
+    hinted = with_hint([ZERO_SHOT, few_shot], "gold")
+    assert [(prompt.name, prompt.hint, bool(prompt.demos)) for prompt in hinted] == [
+        ("0", None, False), ("1", "gold", True), ("2", "gold", False),
+    ]  # fmt: skip
+    assert len({few_shot.digest, *(prompt.digest for prompt in hinted)}) == 4
+    assert [prompt.name for prompt in with_hint([ZERO_SHOT], "gold")] == ["0", "1"]
+
+
+def test_a_prompts_file_keeps_its_hint(tmp_path):
+    for prompt in (ZERO_SHOT, Prompt("1", hint="gold")):
+        prompt.save(tmp_path / "p.json")
+        assert ("hint" in (tmp_path / "p.json").read_text()) is (prompt.hint is not None)
+        assert Prompt.load(tmp_path / "p.json") == prompt
+
+
+class Obedient(FakePolicy):
+    """Searches for what a hint names, and else for what no document has."""
+
+    def _one(self, request, seed):
+        made = super()._one(request, seed)
+        line = request.messages[-1]["content"].splitlines()[0].lower()
+        missing = line.partition(" | still missing: ")[2]
+        return replace(made, text=missing or f"nothing {seed % 7}")
+
+
+def test_hinted_samples_compete_and_are_trained_under_the_zero_shot_prompt(run):
+    demo = {"question": "who", "context": [], "query": "find who"}
+    Path("own").mkdir()
+    Prompt("mine", {"write_query": [demo]}).save(Path("own/m.json"))
+    with policy_is(Obedient()):
+        report = sample(recipe_of(hint="gold", prompts=3, samples=1, bank={"path": "own"}), run)
+    assert [prompt.hint for prompt in load_bank(run)] == [None, "gold", "gold"]
+    best = {"0": 0, "1": 0, "2": 0}
+    with Store(run.store, read_only=True) as store:
+        for group in store.groups():
+            top = max(group.samples, key=lambda sample: sample.reward)
+            best[top.prompt] += 1
+    assert best["1"] + best["2"] > best["0"]
+    targets = examples(SFTRecipe(), RunSamples(run))
+    words = [target.completions[0] for target in targets]
+    assert any("alpha" in text for text in words)
+    assert not any("still missing" in str(target.prompt) or "find who" in str(target.prompt) for target in targets)
+    assert any("hints named" in note and "withheld" in note for note in report.notes)
+
+
+def test_a_hint_needs_a_prompt_that_shows_it(tmp_path):
+    from leret.config.load import load_recipe
+    from leret.config.sampling import SamplingRecipe
+    from leret.core.errors import ConfigError
+    from tests.sampling.fakes import ROOT
+
+    with pytest.raises(ConfigError, match=r"sampling\.hint"):
+        load_recipe(str(ROOT / "sampling/demo.yaml"), SamplingRecipe, ("sampling.hint=gold", "sampling.prompts=1"))

@@ -1,0 +1,258 @@
+"""Distillation: losses against oracles and TRL, the mask by hand, a training in a run."""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from pydantic import ValidationError
+from transformers import AutoModelForCausalLM
+
+from leret.core.errors import TrainingError
+from leret.rollouts.rounds import Sampled
+from leret.training.rounds.distill import DistillRecipe, advantages, loss
+from leret.training.rounds.update import Forward, RolloutBatch
+from leret.training.stage import train
+from tests.tiny import tiny_policy
+from tests.training.rounds.test_update import batch, make, nudge, same_gradients, trl_inputs
+from tests.training.training_runs import ONLINE, log, weights_of
+
+TRL_BETAS = {"forward": 0.0, "reverse": 1.0, "jsd": 0.3}
+
+
+def given(**keys):
+    made = batch()
+    return replace(made, advantages=torch.zeros_like(made.mask), imitation=made.mask, **keys)
+
+
+def taught(base, recipe, size=64):
+    """Return the update of a policy, and its teacher."""
+    update = make(base, recipe, size=size)
+    teacher = AutoModelForCausalLM.from_pretrained(base).eval()
+    nudge(teacher, 0.05, seed=2)
+    update.add_teacher(teacher)
+    return update, AutoModelForCausalLM.from_pretrained(base), teacher
+
+
+def rows_of(model, sequences):
+    """Return the float64 log-probabilities (n_tokens, n_vocabulary) at the tokens of each sequence."""
+    for prompt, completion in sequences:
+        ids = torch.tensor([[*prompt, *completion]])
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].double()
+        yield logits.log_softmax(-1), torch.tensor(completion)
+
+
+def oracle(model, teacher, sequences, taught_sequences, divergence):
+    """Equation 1 of arXiv 2306.13649, token by token in float64."""
+    losses = []
+    for (p, _), (q, _) in zip(rows_of(model, sequences), rows_of(teacher, taught_sequences), strict=True):
+        q = q.detach()
+        if divergence == "reverse":
+            losses.append((p.exp() * (p - q)).sum(-1))
+        elif divergence == "forward":
+            losses.append((q.exp() * (q - p)).sum(-1))
+        else:
+            m = (0.3 * q.exp() + 0.7 * p.exp()).log()
+            losses.append(0.3 * (q.exp() * (q - m)).sum(-1) + 0.7 * (p.exp() * (p - m)).sum(-1))
+    return torch.cat(losses).mean()
+
+
+@pytest.mark.parametrize("divergence", TRL_BETAS)
+@pytest.mark.parametrize(("size", "own_prompts"), [(64, False), (4, True)])
+def test_loss_and_gradient_equal_the_float64_oracle(base, divergence, size, own_prompts):
+    update, model, teacher = taught(base, DistillRecipe(divergence=divergence, jsd_beta=0.3), size)
+    prompts = [[3, 20 + i, 4] for i in range(6)] if own_prompts else None
+    completions = given(teacher_prompts=prompts)
+    shown = completions.sequences
+    if prompts:
+        shown = [(prompt, ids) for prompt, (_, ids) in zip(prompts, shown, strict=True)]
+    expected = oracle(model, teacher, completions.sequences, shown, divergence)
+    expected.backward()
+    figures = update.step(completions)
+    assert figures["loss"] == pytest.approx(float(expected.detach()), abs=1e-6)
+    assert (figures["divergence"], figures["imitation"]) == pytest.approx((figures["loss"], 1))
+    same_gradients(update, model)
+    assert all(weight.grad is None for weight in teacher.parameters())
+
+
+@pytest.mark.parametrize("divergence", TRL_BETAS)
+def test_one_update_is_that_of_trls_distillation_trainer(base, tmp_path, divergence):
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import DistillationConfig, DistillationTrainer
+
+    update, model, teacher = taught(base, DistillRecipe(divergence=divergence, jsd_beta=0.3))
+    config = DistillationConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], beta=TRL_BETAS[divergence],
+        per_device_train_batch_size=2,
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
+    trainer = DistillationTrainer(
+        model=model, teacher_model=teacher, args=config, processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": "a"}] * 2),
+    )  # fmt: skip
+    completions = given()
+    expected, *_ = trainer._compute_loss(trainer.model, trl_inputs(completions), completions.mask.sum())
+    expected.backward()
+    assert update.step(completions)["loss"] == pytest.approx(float(expected.detach()), abs=1e-5)
+    same_gradients(update, trainer.model)
+
+
+def test_the_sampled_estimate_has_the_policy_gradient_of_the_teachers_log_ratio(base):
+    update, model, teacher = taught(base, DistillRecipe(estimator="sampled"))
+    completions = given()
+    surrogate, values = [], []
+    pairs = zip(rows_of(model, completions.sequences), rows_of(teacher, completions.sequences), strict=True)
+    for (p, ids), (q, _) in pairs:
+        p, q = p.gather(-1, ids[:, None])[:, 0], q.gather(-1, ids[:, None])[:, 0].detach()
+        surrogate.append(p * (p.detach() - q))
+        values.append(p.detach() - q)
+    torch.cat(surrogate).mean().backward()
+    figures = update.step(completions)
+    assert figures["divergence"] == pytest.approx(float(torch.cat(values).mean()), abs=1e-6)
+    same_gradients(update, model)
+
+
+def test_the_sampled_gradient_is_that_of_the_full_reverse_kl_on_average():
+    teacher = torch.tensor([0.3, -1.0, 0.5]).double()
+    logits = torch.tensor([1.0, 0.2, -0.4], requires_grad=True, dtype=torch.double)
+    gradients = {}
+    probabilities = logits.detach().softmax(-1)
+    for estimator in ("full", "sampled"):
+        total = torch.zeros(3).double()
+        for token in range(3):  # all completions of one token, weighted by their probability
+            made = RolloutBatch.of([([3], [token])], torch.tensor([0]))
+            made = replace(made, mask=made.mask.double(), advantages=made.advantages.double())
+            logps = logits.log_softmax(-1)[token].view(1, 1)
+            whole = replace(made, imitation=made.mask, old_logps=logps.detach()).counted(None, False)
+            now = Forward(logits.view(1, 1, 3), logps, None, teacher_logits=teacher.view(1, 1, 3))
+            value = loss(DistillRecipe(estimator=estimator), whole, now, 0.0)["loss"]
+            [gradient] = torch.autograd.grad(value, logits)
+            total += probabilities[token] * gradient
+        gradients[estimator] = total
+    assert gradients["full"].abs().max() > 0.1
+    assert torch.allclose(gradients["full"], gradients["sampled"], atol=1e-12)
+
+
+def test_the_mask_imitates_below_the_best_reward_and_reinforces_the_best():
+    sequences = [([3], [5, 6]), ([3], [7]), ([3], [8]), ([4], [5]), ([4], [6])]
+    rewards = torch.tensor([1.0, 0.5, 0.0, 0.2, 0.2])
+    sampled = Sampled(sequences, torch.tensor([0, 0, 0, 1, 1]), rewards, torch.zeros(5, 1), {})
+    made = advantages(
+        DistillRecipe(mask="reward", scale_rewards="none"), sampled, RolloutBatch.of(sequences, sampled.groups), 0.0
+    )
+    assert made.imitation.tolist() == [[0, 0], [1, 0], [1, 0], [0, 0], [0, 0]]
+    assert made.advantages.tolist() == [[0.5, 0.5], [0, 0], [0, 0], [0, 0], [0, 0]]
+
+    # Three tokens of equal probability, and a teacher for which they have 1/2, 1/4 and 1/4.
+    counted = replace(made, old_logps=torch.full((5, 2), -math.log(3))).counted(None, False)
+    assert len(counted.sequences) == 3, "a group without spread has no effect"
+    logits = torch.zeros(3, 2, 3, requires_grad=True)
+    logps = torch.full((3, 2), -math.log(3)) + 0 * logits.sum(-1)
+    teacher = torch.tensor([0.5, 0.25, 0.25]).log().expand(3, 2, 3)
+    terms = loss(DistillRecipe(mask="reward"), counted, Forward(logits, logps, None, teacher_logits=teacher), 0.0)
+    kl = (math.log(2 / 3) + 2 * math.log(4 / 3)) / 3
+    # 6 tokens in the round: two of the best completion at ratio 1, two below it.
+    assert terms["loss"].item() == pytest.approx((-2 * 0.5 + 2 * kl) / 6)
+    assert float(terms["divergence"]) == pytest.approx(2 * kl / 4)
+    assert float(terms["imitation"]) == pytest.approx(0.5)
+
+
+def test_a_larger_vocabulary_of_the_same_tokens_is_cut():
+    made = RolloutBatch.of([([3], [1])], torch.tensor([0]))
+    whole = replace(made, imitation=made.mask, old_logps=torch.zeros(1, 1)).counted(None, False)
+    now = Forward(torch.zeros(1, 1, 3), torch.zeros(1, 1), None, teacher_logits=torch.zeros(1, 1, 5))
+    assert float(loss(DistillRecipe(), whole, now, 0.0)["divergence"]) == pytest.approx(0)
+
+
+def test_a_token_of_probability_0_gives_a_finite_loss():
+    from leret.training.rounds.losses import divergence
+
+    logits = torch.tensor([[[0.0, 1.0, -torch.inf]]], requires_grad=True)
+    teacher = torch.tensor([[[1.0, 0.0, -torch.inf]]])
+    for beta in (0.0, 0.5, 1.0):
+        value = divergence(logits, teacher, beta)
+        assert 0 < float(value) < 1
+        [gradient] = torch.autograd.grad(value.sum(), logits)
+        assert gradient.isfinite().all()
+
+
+def test_the_estimator_samples_only_the_reverse_kl():
+    with pytest.raises(ValidationError, match="estimator: sampled estimates the reverse KL, not divergence jsd"):
+        DistillRecipe(estimator="sampled", divergence="jsd")
+
+
+SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16}
+
+
+@pytest.mark.parametrize("keys", [{}, {"mask": "reward"}, {"estimator": "sampled", "num_mini_batches": 2}], ids=str)
+def test_a_run_becomes_a_student_of_its_teacher(run, base, tmp_path, keys):
+    teacher = AutoModelForCausalLM.from_pretrained(base)
+    nudge(teacher, 0.1)
+    path = tiny_policy(tmp_path / "teacher")
+    teacher.save_pretrained(path)
+    report = train(DistillRecipe(**SMALL, teacher=str(path), **keys), run)
+    assert weights_of(report.path) != weights_of(base)
+    entries = log(report)
+    assert {"reward", "distill/divergence", "distill/share", "loss"} <= entries[0].keys()
+    if not keys:
+        assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
+
+
+def test_a_missing_teacher_is_named(run):
+    with pytest.raises(TrainingError, match=r"teacher: .grpo. is not .base., a trained policy"):
+        train(DistillRecipe(**SMALL), run)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(run, tmp_path, monkeypatch):
+    from leret.training.rounds import distill
+
+    load = distill.load_for_training
+    other = SimpleNamespace(get_vocab=lambda: {"a": 0})
+    monkeypatch.setattr(distill, "load_for_training", lambda *given: (load(*given)[0], other))
+    with pytest.raises(TrainingError, match="has another tokenizer than the student"):
+        train(DistillRecipe(**SMALL, teacher="base"), run)
+
+
+def test_a_student_that_sees_hints_teaches_itself_without_them(run, monkeypatch):
+    from leret.training.rounds.writing import WriterLearner
+
+    rounds = []
+    learn = WriterLearner.learn
+    monkeypatch.setattr(WriterLearner, "learn", lambda self, *given: rounds.append(given[0]) or learn(self, *given))
+    report = train(DistillRecipe(**SMALL, teacher="self", hint="gold"), run)
+    entries = log(report)
+    assert all(entry["hint/shown"] > 0 for entry in entries)
+    assert any(entry["distill/divergence"] > 0 for entry in entries)
+    different = 0
+    for sampled in rounds:
+        for (prompt, _), hinted in zip(sampled.sequences, sampled.teacher_prompts, strict=True):
+            assert len(hinted) >= len(prompt)
+            different += len(hinted) > len(prompt)
+    assert different > 0, "only the teacher's prompt has the hint"
+
+
+def test_a_hint_that_makes_the_prompt_too_long_is_left_out(run, monkeypatch):
+    from leret.policies.base import PromptTooLongError
+    from leret.policies.local.policy import LocalPolicy
+
+    encode = LocalPolicy.prompt_ids
+
+    def prompt_ids(self, messages):
+        if "still missing" in messages[-1]["content"]:
+            raise PromptTooLongError("too long")
+        return encode(self, messages)
+
+    monkeypatch.setattr(LocalPolicy, "prompt_ids", prompt_ids)
+    report = train(DistillRecipe(**SMALL, teacher="self", hint="gold"), run)
+    assert all(abs(entry.get("distill/divergence", 0)) < 1e-6 for entry in log(report))
+
+
+@pytest.mark.parametrize(
+    ("message", "keys"),
+    {"set hint: gold": {"teacher": "self"}, "remove groups": {"hint": "gold", "groups": "question"}}.items(),
+)
+def test_keys_that_do_nothing_are_refused(message, keys):
+    with pytest.raises(ValidationError, match=message):
+        DistillRecipe(**keys)
