@@ -314,6 +314,12 @@ def select(
                 f"systems: {name} shows hints about the gold documents, which only training may "
                 "use; remove it, and evaluate a policy that was trained on its samples"
             )
+    for name in sorted(wanted):
+        if systems[name].shows_hint:
+            problems.append(
+                f"systems: {name} shows hints about the gold documents, which only training may "
+                "use; remove it, and evaluate a policy that was trained on its samples"
+            )
     if problems:
         raise ConfigError(problems)
     mentioned = {systems[name].retriever for name in wanted}
