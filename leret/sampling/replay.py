@@ -36,7 +36,7 @@ from leret.rollouts.environment import Environment, changed_inputs
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import Point, begin, walk
 from leret.sampling.bank.bank import load_bank
-from leret.sampling.stage import sampling_plan
+from leret.sampling.stage import sampling_plan, with_bank
 from leret.sampling.store.store import StateSamples, Store, dump
 
 ROUNDING = 1e-5
@@ -174,12 +174,10 @@ async def _replay(
         runner = environment.runner(searches)
         for policy_digest, questions in by_policy.items():
             policy = _policy(run, environment, policy_digest, report)
-            plan = replace(
-                sampling_plan(environment.recipe, policy),
-                prompts=tuple(load_bank(run) or (ZERO_SHOT,)),
-                searched=run.manifest.searched or {},
-                stops=environment.replay.stops,
-            )
+            prompts = load_bank(run) or (ZERO_SHOT,)
+            plan = with_bank(sampling_plan(environment.recipe, policy), prompts, environment)
+            searched = run.manifest.searched or {}
+            plan = replace(plan, searched=searched, stops=environment.replay.stops)
             repeats = not isinstance(policy, _StoredPolicy)
             tolerance = _tolerance(policy) if repeats else 0.0
             replayer = _Replayer(

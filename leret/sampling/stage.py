@@ -347,9 +347,7 @@ async def sample_session(
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             plan = sampling_plan(environment.recipe, policy)
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
-            plan = replace(plan, prompts=tuple(prompts))
-            if any(prompt.hint for prompt in prompts):
-                plan = replace(plan, hints=environment.hints())
+            plan = with_bank(plan, prompts, environment)
             plan = await with_credit(plan, environment.runner(search), tasks, run)
         notes = environment.notes()
         sampled = tasks if only is None else only
@@ -395,6 +393,14 @@ def sampling_plan(recipe: SamplingRecipe, policy: Policy) -> SamplingPlan:
         max_tokens=lm.max_tokens,
         token_ids=settings.token_ids,
     )
+
+
+def with_bank(
+    plan: SamplingPlan, prompts: Sequence[Prompt], environment: Environment
+) -> SamplingPlan:
+    """Return a plan with the prompts of a bank, and with hints if one of them shows a hint."""
+    hints = environment.hints() if any(prompt.hint for prompt in prompts) else None
+    return replace(plan, prompts=tuple(prompts), hints=hints)
 
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:

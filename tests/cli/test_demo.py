@@ -164,8 +164,10 @@ def test_init_proposes_a_run_directory_that_is_free(folder):
     assert proposed("--out", "lm") == {"runs/lm-3"}
 
 
-@pytest.mark.parametrize("road", ["", "--policy rerank", "--policy expand-pick", "--policy leret-english-6m", "--policy demo",
-                                  "--policy agent", "--policy minilm"])  # fmt: skip
+@pytest.mark.parametrize(
+    "road",
+    ["", *(f"--policy {name}" for name in ("rerank", "expand-pick", "leret-english-6m", "demo", "agent", "minilm"))],
+)
 def test_policy_that_needs_gold_documents_is_named_with_the_policies_that_do_not(folder, road):
     write_questions(folder, n_gold=0)
     message = refused("init", *FILES, *road.split())

@@ -21,7 +21,9 @@ VOCABULARIES = {"demo": words.vocabulary, "agent": agent.vocabulary}
 shipped = policy_directory
 
 
-@pytest.mark.parametrize(("name", "n_bytes"), [("demo", 5_000_000), ("agent", 3_000_000), ("leret-english-6m", 15_000_000)])
+@pytest.mark.parametrize(
+    ("name", "n_bytes"), [("demo", 5_000_000), ("agent", 3_000_000), ("leret-english-6m", 15_000_000)]
+)
 def test_a_wheel_holds_the_policy_and_it_is_small(name, n_bytes):
     root, files = shipped(name).parents[2], set(shipped(name).iterdir())
     assert sum(file.stat().st_size for file in files) <= n_bytes

@@ -289,3 +289,12 @@ def test_a_failure_that_is_no_longer_one_is_a_difference():
     stored = made("text", failure=Failure("parse", "a"))
     assert difference(stored, made("text", failure=Failure("parse", "b")), 0.0) is None
     assert difference(stored, made("text", 1.0), 0.0) == ("reward", "failure 1: ['parse'] in the store, [None] now")
+
+
+def test_hinted_prompts_are_made_again(here):
+    policy = FakePolicy()
+    run = sampled_by(policy, here / "run", 4, prompts=2, hint="gold")
+    assert any("still missing" in json.dumps(request.messages) for request in policy.requests)
+    with policy_is(FakePolicy()):
+        report = replay(run)
+    assert report.samples == report.equal > 0
