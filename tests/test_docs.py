@@ -98,7 +98,7 @@ def runs(place, monkeypatch):
 
 
 def run(args):
-    name = Path(args[1]).stem
+    name = Path(args[1]).stem if len(args) > 1 else ""
     if args[0] in SMALL and "demo" not in args[1] and name != "distill":
         small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
         args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]

@@ -30,6 +30,7 @@ from leret.core.progress import Progress, shown
 from leret.core.runs import Run
 from leret.evaluation.stage import EvalReport, evaluate
 from leret.policies.load import make_policy, probe
+from leret.viewer.report import write_report
 
 
 def sweep(recipe: EvalRecipe, run: Run, lengths: list[int], progress: Progress) -> list[EvalReport]:
@@ -38,7 +39,7 @@ def sweep(recipe: EvalRecipe, run: Run, lengths: list[int], progress: Progress) 
     recipes = [recipe.model_copy(update={"data": recipe.data.model_copy(update=change)}) for change in changes]
     reports = []
     for each in recipes:
-        reports.append(evaluate(each, run, progress=progress))
+        reports.append(evaluate(each, run, progress=progress, report=write_report))
         write_logs(each, run)
     if len(lengths) > 1:
         with run.writing():
