@@ -98,6 +98,7 @@ SCOPES = {
     "agent": _WORLD,
     ENGLISH: "only writes what pipelines/expand.py:ExpandWrite asks for",
 }
+SCOPES |= {former: SCOPES[name] for former, name in FORMER_NAMES.items()}
 """Limits of the shipped policies, by name."""
 
 

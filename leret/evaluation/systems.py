@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -271,12 +272,18 @@ def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) 
             )
 
 
+_BANK = re.compile(r"\bbank:(?=\d)")
+
+
 def label(text: str) -> str:
     """Return a system's name, or a sentence with one, as people read it.
 
     Results store ``bank:1`` for what tables call ``few-shot:1``.
+
+    >>> label("bank:1 finds more than runs/databank:1")
+    'few-shot:1 finds more than runs/databank:1'
     """
-    return text.replace("bank:", "few-shot:")
+    return _BANK.sub("few-shot:", text)
 
 
 def select(
@@ -307,12 +314,6 @@ def select(
             hint = nearest(name, systems) or ";"
             problems.append(
                 f"systems: unknown system {shown!r}{hint} available: {', '.join(systems)}"
-            )
-    for name in sorted(wanted):
-        if systems[name].shows_hint:
-            problems.append(
-                f"systems: {name} shows hints about the gold documents, which only training may "
-                "use; remove it, and evaluate a policy that was trained on its samples"
             )
     for name in sorted(wanted):
         if systems[name].shows_hint:

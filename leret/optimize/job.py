@@ -50,8 +50,12 @@ Credit = Literal["step", "final", "both", "return"]
 
 _WRITING: tuple[Any, ...] = (WriterKeys,)
 ALGORITHM_NAMES = tuple(
-    name for name, algorithm in ALGORITHMS.items() if issubclass(algorithm.settings, _WRITING)
+    name
+    for name, algorithm in ALGORITHMS.items()
+    if issubclass(algorithm.settings, _WRITING) and name != "distill"
 )
+"""Algorithms of `leret.LeReT`; distill needs a run of `leret sample`, for its teacher and hints."""
+
 ONLINE = tuple(name for name in ALGORITHM_NAMES if ALGORITHMS[name].is_online)
 """Algorithms that sample during training; the other algorithms learn from stored samples."""
 

@@ -33,12 +33,19 @@ class Hints:
     shown: int = 0
     withheld: int = 0
 
-    def show(self, messages: Messages, task: Task, need: NeedsCompletion) -> Messages:
+    def show(
+        self,
+        messages: Messages,
+        task: Task,
+        need: NeedsCompletion,
+        zero_shot: Messages | None = None,
+    ) -> Messages:
         """Return a prompt with a hint as the first line of its last user message.
 
-        Return it unchanged if there is nothing to name.
+        Return it unchanged if there is nothing to name. ``zero_shot`` is the prompt without
+        demonstrations, if ``messages`` has some: a policy is trained on that one.
         """
-        names = self._readable(task, need, _visible_words(messages))
+        names = self._readable(task, need, _visible_words(zero_shot or messages))
         last = max((i for i, message in enumerate(messages) if _is_text(message)), default=None)
         if not names or last is None:
             return messages
@@ -93,6 +100,7 @@ def _visible_words(messages: Messages) -> frozenset[str]:
 def _readable(name: str, visible: frozenset[str]) -> str | None:
     """Return a name that the prompt contains, without ``(...)`` at its end if that is not; else None."""
     for text in (name, name.partition(" (")[0]):
-        if words_of(text) <= visible:
+        words = words_of(text)
+        if words and words <= visible:
             return text
     return None

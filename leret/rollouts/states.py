@@ -247,7 +247,9 @@ class StateSampler:
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(visit.need, prompt, messages)
         if prompt.hint is not None and self._plan.hints is not None:
-            messages = self._plan.hints.show(messages, visit.point.task, visit.need)
+            messages = self._plan.hints.show(
+                messages, visit.point.task, visit.need, visit.state.messages
+            )
         temperature, top_p, max_tokens = visit.decoding
         writes = visit.role.sampled and call.choice is None
         with_tokens = self._plan.token_ids and writes

@@ -273,7 +273,15 @@ class _Replayer:
 
     async def question(self, groups: Sequence[StateSamples]) -> None:
         """Replay the samples of a question."""
-        left = {group.state.step: group for group in groups}
+        visits = self.store.visits(groups[0].policy_digest, groups[0].state.task_id)
+        visited = {visit.step: visit.state_id for visit in visits}
+        left = {}
+        for group in groups:  # a state of an abandoned path is not replayed
+            if visited.get(group.state.step, group.state.id) == group.state.id:
+                left[group.state.step] = group
+        if not any(map(self._of, left.values())):
+            self.progress.advance(1, different=len(self.report.differences))
+            return
         task = self.tasks.get(groups[0].state.task_id)
         fault: tuple[Part, str] = "question", "the run's data no longer has the question"
         if task is not None:

@@ -18,6 +18,7 @@ from jinja2.filters import do_mark_safe
 
 from leret import __version__
 from leret.core.progress import visible
+from leret.evaluation.systems import label
 from leret.viewer.collect import label_of, main_measure, summaries
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS, PAGE, csv_lines, select
@@ -29,7 +30,6 @@ MENU = ("questions", "groups", "pairs", "trainings", "prompts", "coverage")
 NOTES = "SELECT text FROM notes"
 _STATIC_ROWS = 2000
 _DOTS = re.compile(r"~*\.\.?")
-_FEW_SHOT = re.compile(r"\bbank:(?=\d)")
 
 Parts = tuple[str, ...]
 """Segments of a page's path: ``("q", ID, STATE)``.
@@ -69,15 +69,6 @@ def part_of(segment: str) -> str:
     return segment
 
 
-def shown(name: str) -> str:
-    """Return a text with the names that pages show for systems.
-
-    >>> shown("bank:1 finds more than base")
-    'few-shot:1 finds more than base'
-    """
-    return _FEW_SHOT.sub("few-shot:", name)
-
-
 def server_url(*parts: str, anchor: str = "", **query: Any) -> str:
     """Return the address of a page on the server."""
     url = "/" + "/".join(quote(segment(part), safe="") for part in parts)
@@ -105,7 +96,7 @@ class Pages:
         }
         loader = FileSystemLoader(ASSETS)
         self._jinja = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
-        self._jinja.filters |= {"shown": shown, "exp": math.exp}
+        self._jinja.filters |= {"shown": label, "exp": math.exp}
         self._jinja.globals |= {
             "axis": axis,
             "curves_of": curves_of,
@@ -259,8 +250,8 @@ class Pages:
             return None
         paths = {}
         for name, tree_of_run in trees.items():
-            for label, steps in tree_of_run.paths().items():
-                paths[f"{name} · {label}" if len(trees) > 1 else label] = steps
+            for path, steps in tree_of_run.paths().items():
+                paths[f"{name} · {path}" if len(trees) > 1 else path] = steps
         return {
             "tree": tree,
             "groups": groups,

@@ -80,6 +80,7 @@ REFUSED = {
     "final without metric": (Writer, {"credit": "final", "metric": None}, "needs a metric"),
     "nothing to score by": (Writer, {"reward": None, "metric": None}, "reward"),
     "no such credit": (Writer, {"credit": "last"}, "credit='last'"),
+    "distill": (Writer, {"algorithms": ["distill"]}, "distill"),
     "a picker": (Writer, {"algorithms": ["pick"]}, "trains pickers"),
     "ids without name": (Unnamed, {}, "ids="),
     "crash before any": (Broken, {}, "before any completion"),

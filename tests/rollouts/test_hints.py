@@ -54,6 +54,14 @@ def test_a_hint_counts_no_word_of_the_instructions_as_readable():
     assert Hints(DOCUMENTS).show(messages, TASK, after("a")) == messages
 
 
+def test_a_demonstration_does_not_make_a_name_readable():
+    prompt = ({"role": "user", "content": "Tobias Jarvis"}, {"role": "user", "content": "who?"})
+    assert Hints(DOCUMENTS).show(prompt, TASK, after("a"), prompt[1:]) == prompt
+    assert (
+        Hints({"x": replace(DOCUMENTS["a"], title="!!!")}).show(prompt, replace(TASK, gold=("x",)), after()) == prompt
+    )
+
+
 def test_a_document_without_a_title_is_named_by_its_first_words():
     task = replace(TASK, gold=("c",))
     text = "the raven flies over iron hills and never lands on a tree again"

@@ -10,10 +10,11 @@ from urllib.parse import unquote
 import pytest
 
 from leret.evaluation.results import ScoredHop, write_rows
+from leret.evaluation.systems import label as shown
 from leret.sampling.store.store import Store
 from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
-from leret.viewer.pages import MENU, Pages, part_of, server_url, shown, visible
+from leret.viewer.pages import MENU, Pages, part_of, server_url, visible
 from leret.viewer.report import write_report
 from tests.viewer.conftest import EVIL, LATER, LINK, SHOWN, sample, state
 

@@ -95,6 +95,11 @@ def find_policies(run: Run, recipe: DistillRecipe) -> InitialPolicy:
     if recipe.teacher == SELF:
         return initial
     teacher = find_initial(run, recipe.teacher, recipe.predictors, key="teacher")
+    if recipe.hint is None and teacher.digest == initial.digest:
+        raise TrainingError(
+            f"teacher: {recipe.teacher} has the student's weights and teaches nothing; choose "
+            "another teacher, or set hint: gold"
+        )
     whole = digest(initial.digest, teacher.digest)
     return replace(initial, digest=whole, actors={"teacher": teacher})
 
@@ -113,6 +118,8 @@ def distiller(objective: Objective, job: TrainingJob, device: str) -> WriterLear
             "cannot be compared; choose a teacher with the student's tokenizer, or sample a run "
             "from the teacher and train on its samples with algorithm: sft"
         )
+    if learner.recipe.dtype == "bfloat16":
+        model = model.bfloat16()
     learner.update.add_teacher(model.to(device).requires_grad_(False).eval())
     return learner
 
