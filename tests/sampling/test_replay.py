@@ -298,3 +298,17 @@ def test_hinted_prompts_are_made_again(here):
     with policy_is(FakePolicy()):
         report = replay(run)
     assert report.samples == report.equal > 0
+
+
+def test_samples_of_an_abandoned_path_are_left_out(run):
+    with closing(sqlite3.connect(run.store)) as database:
+        database.row_factory = sqlite3.Row
+        sample = dict(database.execute("SELECT * FROM samples WHERE step = 1").fetchone())
+        state = dict(database.execute("SELECT * FROM states WHERE id = ?", [sample["state_id"]]).fetchone())
+        for table, row in (("states", state | {"id": "zz"}), ("samples", sample | {"id": "zz", "state_id": "zz"})):
+            database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", list(row.values()))
+        database.commit()
+    report = replay(run)
+    assert (report.differences, report.equal) == ([], sum(len(group.samples) for group in content(run)) - 1)
+    assert any("abandoned" in note for note in report.notes)
+    assert replay(run, "zz").samples == 0
