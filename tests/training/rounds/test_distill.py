@@ -212,6 +212,11 @@ def test_a_teacher_with_another_tokenizer_is_refused(run, tmp_path, monkeypatch)
     other = SimpleNamespace(get_vocab=lambda: {"a": 0})
     monkeypatch.setattr(distill, "load_for_training", lambda *given: (load(*given)[0], other))
     with pytest.raises(TrainingError, match="has another tokenizer than the student"):
+        train(DistillRecipe(**SMALL, teacher="base", hint="gold"), run)
+
+
+def test_a_teacher_with_the_students_weights_is_refused(run):
+    with pytest.raises(TrainingError, match="has the student's weights"):
         train(DistillRecipe(**SMALL, teacher="base"), run)
 
 
