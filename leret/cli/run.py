@@ -176,8 +176,8 @@ def evaluate(
 
 def show(report: EvalReport, by_hop: bool = False) -> None:
     """Print an evaluation's table, headline and file paths."""
+    from leret.config.evaluation import label
     from leret.evaluation.summary import headline, table, table_by_hop
-    from leret.evaluation.systems import label
 
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeInt,
     PositiveInt,
@@ -19,6 +20,28 @@ from leret.config.base import Free, RecipePath, Settings
 from leret.config.policy import PickerSettings, PolicySettings
 from leret.config.retriever import OtherRetriever, RetrieverName
 from leret.config.sampling import RewardSettings
+
+_BANK = re.compile(r"\bbank:(?=\d)")
+_FEW_SHOT = re.compile(r"\bfew-shot:(?=\d)")
+
+
+def label(text: str) -> str:
+    """Return a system's name, or a sentence with one, as people read it.
+
+    Results store ``bank:1`` for what tables call ``few-shot:1``.
+
+    >>> label("bank:1 finds more than runs/databank:1")
+    'few-shot:1 finds more than runs/databank:1'
+    """
+    return _BANK.sub("few-shot:", text)
+
+
+def stored_name(name: str) -> str:
+    """Return the name by which results store a system: the inverse of `label`."""
+    return _FEW_SHOT.sub("bank:", name)
+
+
+StoredName = Annotated[str, AfterValidator(stored_name)]
 
 
 class EvalDataSettings(Settings):
@@ -61,7 +84,7 @@ class EvalRecipe(Settings):
         None, description="replaces the run's file"
     )
     data: EvalDataSettings = EvalDataSettings()
-    systems: Annotated[tuple[str, ...], Free()] = Field(
+    systems: Annotated[tuple[StoredName, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
         description="names of systems; bank: the base policy with each few-shot prompt; policies: all trained policies",
     )
@@ -90,7 +113,7 @@ class EvalRecipe(Settings):
         None,
         description="choose the final policy by recall (or the first measure that applies); None: the last policy",
     )
-    baseline: Annotated[str, Free()] = Field(
+    baseline: Annotated[StoredName, Free()] = Field(
         "base", description="system to compare all other systems with"
     )
     reader: ReaderSettings | None = Field(

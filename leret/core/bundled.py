@@ -82,11 +82,10 @@ SHIPPED = {
     "demo": _DEMO / "policy",
     "agent": _DEMO / "agent",
     ENGLISH: _DEMO / "english",
-    "english": _DEMO / "english",
 }
-"""Directories of the policies that ship with leret, also by `FORMER_NAMES`."""
+"""Directories of the policies that ship with leret."""
 
-POLICIES = (*SHIPPED, "smollm2")
+POLICIES = (*SHIPPED, *FORMER_NAMES, "smollm2")
 """Names of policies: the small ones that ship with leret, and `smollm2`, which ``make smollm2`` builds."""
 
 MINILM = "minilm"
@@ -114,6 +113,7 @@ def policy_path(name: str) -> Path:
         logging.getLogger("leret").warning(
             "the policy %s is now called %s; change the name", name, FORMER_NAMES[name]
         )
+        name = FORMER_NAMES[name]
     if name in SHIPPED:
         return SHIPPED[name]
     for root in (Path.cwd(), ROOT):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.base import free_keys, kind_paths, paths_in
-from leret.config.evaluation import EvalRecipe, ReaderSettings
+from leret.config.evaluation import EvalRecipe, ReaderSettings, label
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
@@ -212,7 +212,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     systems = select(recipe.systems, choices, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in choices:
         raise ConfigError(
-            f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(choices)}"
+            label(f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(choices)}")
         )
     measures = all_measures(recipe.specs)
     directory = run.eval / (recipe.evaluation_name or "")

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from leret.config.evaluation import EvalRecipe
+from leret.config.evaluation import EvalRecipe, label
 from leret.core.types import Outcome, Task
 from leret.evaluation.measures import LABELS, corpus_measures
 from leret.evaluation.results import ScoredHop, SystemResults, prediction_of
@@ -47,7 +47,7 @@ from leret.evaluation.statistics import (
     pairs_of,
     with_holm,
 )
-from leret.evaluation.systems import ORACLE, RAW, System, label
+from leret.evaluation.systems import ORACLE, RAW, System
 from leret.rewards.answers import answer_of
 from leret.rewards.corpus import CorpusMeasure
 

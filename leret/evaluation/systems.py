@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -39,6 +38,7 @@ from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from leret.config.base import secrets_in
+from leret.config.evaluation import label
 from leret.config.load import sampling_recipe_of
 from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
@@ -272,20 +272,6 @@ def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) 
             )
 
 
-_BANK = re.compile(r"\bbank:(?=\d)")
-
-
-def label(text: str) -> str:
-    """Return a system's name, or a sentence with one, as people read it.
-
-    Results store ``bank:1`` for what tables call ``few-shot:1``.
-
-    >>> label("bank:1 finds more than runs/databank:1")
-    'few-shot:1 finds more than runs/databank:1'
-    """
-    return _BANK.sub("few-shot:", text)
-
-
 def select(
     names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()
 ) -> list[System]:
@@ -296,8 +282,7 @@ def select(
     wanted = set(demos)
     problems = []
     of_run = [system for system in systems.values() if system.retriever is None]
-    for shown in names:
-        name = shown.replace("few-shot:", "bank:")
+    for name in names:
         if name == "bank":
             bank = [system for system in of_run if system.name.startswith("bank:")]
             wanted |= {system.name for system in bank if not system.shows_hint}
@@ -313,7 +298,7 @@ def select(
         else:
             hint = nearest(name, systems) or ";"
             problems.append(
-                f"systems: unknown system {shown!r}{hint} available: {', '.join(systems)}"
+                f"systems: unknown system {label(name)!r}{hint} available: {label(', '.join(systems))}"
             )
     for name in sorted(wanted):
         if systems[name].shows_hint:

@@ -13,7 +13,7 @@ from typing import Any
 
 from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
-from leret.core.bundled import MINILM, POLICIES, minilm_directory, policy_path
+from leret.core.bundled import MINILM, POLICIES, SHIPPED, minilm_directory, policy_path
 from leret.core.classes import source_digest
 from leret.core.errors import MissingDependency, PolicyError, reason
 from leret.core.runs import Run
@@ -59,7 +59,7 @@ def policy_directory(name: str | Path) -> Path | None:
     """Return the directory of a policy in `POLICIES`; None for other names."""
     if not isinstance(name, str) or name not in POLICIES:
         return None
-    path = policy_path(name)
+    path = SHIPPED.get(name) or policy_path(name)
     if not (path / "config.json").is_file():
         raise PolicyError(f"policy {name} is not in {path}; reinstall leret")
     return path

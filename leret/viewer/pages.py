@@ -17,8 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_mark_safe
 
 from leret import __version__
+from leret.config.evaluation import label
 from leret.core.progress import visible
-from leret.evaluation.systems import label
 from leret.viewer.collect import label_of, main_measure, summaries
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS, PAGE, csv_lines, select

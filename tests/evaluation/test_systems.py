@@ -3,9 +3,10 @@ import json
 import dspy
 import pytest
 
+from leret.config.evaluation import EvalRecipe, label
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.evaluation.systems import available, focus, label, select
+from leret.evaluation.systems import available, focus, select
 from leret.programs.prompts import Prompt
 
 
@@ -54,7 +55,9 @@ def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
 def test_a_few_shot_prompt_has_one_name_in_files_and_another_in_tables(run):
     for name in ("0", "2", "10"):
         prompt_file(run.prompts / f"{name}.json", name)
-    named = select(("few-shot:2", "bank:10"), available(run, {}, {}))
+    recipe = EvalRecipe(systems=("few-shot:2", "bank:10"), baseline="few-shot:2")
+    assert recipe.baseline == "bank:2"
+    named = select(recipe.systems, available(run, {}, {}))
     assert [system.name for system in named] == ["bank:2", "bank:10"]
     assert [label(system.name) for system in named] == ["few-shot:2", "few-shot:10"]
 

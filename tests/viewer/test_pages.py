@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from leret.config.evaluation import label as shown
 from leret.evaluation.results import ScoredHop, write_rows
-from leret.evaluation.systems import label as shown
 from leret.sampling.store.store import Store
 from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from leret.config.data import GENERATED
+from leret.config.evaluation import label
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.core.stages import flat
@@ -26,7 +27,7 @@ from leret.evaluation import statistics
 from leret.evaluation.measures import LABELS
 from leret.evaluation.results import read_rows
 from leret.evaluation.summary import format_figure, main_measure, main_measures, score_table
-from leret.evaluation.systems import completions_used, label
+from leret.evaluation.systems import completions_used
 from leret.rewards.corpus import CORPUS
 
 _Scores = dict[tuple[str | None, str], statistics.Array]
