@@ -367,7 +367,8 @@ def completions_used(run: Run) -> dict[str, int]:
         log = note.get("log_history") or ()
         by_round = [row["num_completions"] for row in log if "num_completions" in row]
         if by_round:
-            used[name] = round(fmean(by_round) * note["rounds"])
+            n_rounds = note.get("rounds") or note["steps"]  # an earlier version had no "rounds"
+            used[name] = round(fmean(by_round) * n_rounds)
     return used
 
 

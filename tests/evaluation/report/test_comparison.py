@@ -49,14 +49,19 @@ def test_seeds_are_averaged_by_question_and_agree_with_scipy(tmp_path):
 def test_completions_of_a_run_are_those_sampled_and_those_of_online_trainings(tmp_path):
     run = evaluated(tmp_path / "run", {"base": BASE[0], "grpo": IPO[0]})
     (run.path / "sample.done").write_text(json.dumps({"report": {"samples": 9600}}))
-    for name, rounds, log in (("sft", None, [{"loss": 1.0}]), ("grpo", 150, [{"num_completions": 64.0}, {"kl": 0.1}])):
+    online = [{"num_completions": 64.0}, {"kl": 0.1}]
+    notes = {
+        "sft": {"rounds": None, "steps": 5, "log_history": [{"loss": 1.0}]},
+        "grpo": {"rounds": 150, "steps": 300, "log_history": online},
+        "earlier": {"steps": 10, "log_history": online},
+    }
+    for name, note in notes.items():
         (run.policies / name).mkdir(parents=True)
-        note = {"algorithm": name, "rounds": rounds, "log_history": log}
         (run.policies / name / "training.json").write_text(json.dumps(note))
     result = compare_runs([run])
-    assert result["completions"] == {str(run.path): {"sampled": 9600, "grpo": 9600}}
+    assert result["completions"] == {str(run.path): {"sampled": 9600, "grpo": 9600, "earlier": 640}}
     title, _, rows = tables(result)[-1]
-    assert (title, rows) == ("completions that each run used", [[str(run.path), "sampled 9,600, grpo 9,600"]])
+    assert (title, rows) == ("completions that each run used", [[str(run.path), "sampled 9,600, earlier 640, grpo 9,600"]])
 
 
 def test_the_best_run_of_an_earlier_version_is_left_out(tmp_path):
