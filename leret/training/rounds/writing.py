@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
 from leret.training.model import SavedPolicy, library_of, save_policy
+from leret.training.processes import from_main
 from leret.training.rounds.advantages import (
     Comparison,
     group_statistics,
@@ -35,6 +37,7 @@ from leret.training.rounds.learner import Objective
 from leret.training.rounds.losses import KL, KLController, importance_weights
 from leret.training.rounds.update import (
     LOGGED,
+    Ids,
     Reference,
     RolloutBatch,
     Update,
@@ -45,7 +48,10 @@ from leret.training.validation import Validation
 
 
 class WriterLearner:
-    """Trains a writing policy; `temperature` and `learning_rate` apply to the next round."""
+    """Trains a writing policy; `temperature` and `learning_rate` apply to the next round.
+
+    ``score`` returns the log-probabilities of completions under a teacher outside this process.
+    """
 
     sampling_keys: Mapping[str, Mapping[str, Any]] = {}
 
@@ -56,6 +62,7 @@ class WriterLearner:
         self.objective = objective
         self.predictors = recipe.predictors
         self.actors = (self,)
+        self.score: Callable[[Sequence[tuple[Ids, Ids]]], list[list[float]]] | None = None
         self._initial = job.initial
         self.model, self.tokenizer = load_trainable(job.initial, recipe.lora, recipe.dtype, device)
         reference = Reference(self.model, job.initial, recipe.lora) if recipe.beta else None
@@ -136,6 +143,9 @@ class WriterLearner:
         batch = RolloutBatch.of(sampled.sequences, groups, sampled.logps)
         if sampled.teacher_prompts:
             batch = replace(batch, teacher_prompts=list(sampled.teacher_prompts))
+        if self.score is not None:
+            logps = from_main(partial(self.score, batch.after_teacher_prompts()))
+            batch = replace(batch, teacher_logps=batch.table(logps))
         has_several_steps = recipe.num_iterations * recipe.num_mini_batches > 1
         reads_logps = recipe.importance_clip is not None or objective.penalty == "reward"
         if has_several_steps or reads_logps or objective.has_values:
