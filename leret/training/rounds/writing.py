@@ -281,12 +281,12 @@ class ServedPolicy:
         directory = str(self._directory)
         self._settings = refresh(self._settings, resolve_policy(directory), directory)
 
-    def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
+    def prompt_ids(self, messages: Messages, n_completion: int = 1) -> tuple[int, ...]:
         """Return prompt ids.
 
-        Raise `PromptTooLongError` if the prompt leaves no position for a completion.
+        Raise `PromptTooLongError` if a completion of ``n_completion`` tokens does not fit.
         """
-        return self._encoder.encode(messages).token_ids
+        return self._encoder.encode(messages, n_completion).token_ids
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
         return submit(self._complete(requests)).result()

@@ -9,17 +9,18 @@ import pytest
 import torch
 from aiohttp import web
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import PolicyError, TrainingError
 from leret.rollouts.rounds import Sampled
 from leret.training.rounds.distill import DistillRecipe, ServedTeacher, advantages, loss
 from leret.training.rounds.update import Forward, RolloutBatch
+from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
 from tests.http.servers import Served, serving
 from tests.policies.servers import refusal
-from tests.tiny import tiny_policy
+from tests.tiny import TEMPLATE, tiny_policy
 from tests.training.rounds.test_update import batch, make, nudge, same_gradients, trl_inputs
 from tests.training.training_runs import ONLINE, log, weights_of
 
@@ -231,8 +232,6 @@ def test_a_teacher_with_the_students_weights_is_refused(run):
 
 
 def test_a_student_that_sees_hints_teaches_itself_without_them(run, monkeypatch):
-    from leret.training.rounds.writing import WriterLearner
-
     rounds = []
     learn = WriterLearner.learn
     monkeypatch.setattr(WriterLearner, "learn", lambda self, *given: rounds.append(given[0]) or learn(self, *given))
@@ -254,14 +253,38 @@ def test_a_hint_that_makes_the_prompt_too_long_is_left_out(run, monkeypatch):
 
     encode = LocalPolicy.prompt_ids
 
-    def prompt_ids(self, messages):
+    def prompt_ids(self, messages, n_completion=1):
         if "still missing" in messages[-1]["content"]:
             raise PromptTooLongError("too long")
-        return encode(self, messages)
+        return encode(self, messages, n_completion)
 
     monkeypatch.setattr(LocalPolicy, "prompt_ids", prompt_ids)
-    report = train(DistillRecipe(**SMALL, teacher="self", hint="gold"), run)
-    assert all(abs(entry.get("distill/divergence", 0)) < 1e-6 for entry in log(report))
+    entries = log(train(DistillRecipe(**SMALL, teacher="self", hint="gold"), run))
+    assert all(abs(entry.get("distill/divergence", 0)) < 1e-6 for entry in entries)
+    assert all((entry["hint/shown"], entry["hint/withheld"] > 0) == (0, True) for entry in entries)
+
+
+def test_a_hint_that_leaves_no_room_for_the_completion_is_withheld(run, tmp_path, monkeypatch):
+    path = tiny_policy(tmp_path / "gpt2", arch="gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    config = GPT2Config.from_pretrained(path)
+    config.n_positions = 96
+    torch.manual_seed(0)
+    GPT2LMHeadModel(config).save_pretrained(path)
+    lengths = []
+    learn = WriterLearner.learn
+
+    def learn_from(self, sampled, number):
+        for (prompt, completion), hinted in zip(sampled.sequences, sampled.teacher_prompts, strict=True):
+            lengths.append((len(prompt), len(hinted), len(hinted) + len(completion)))
+        return learn(self, sampled, number)
+
+    monkeypatch.setattr(WriterLearner, "learn", learn_from)
+    train(DistillRecipe(**SMALL, init_from=str(path), teacher="self", hint="gold"), run)
+    assert max(total for *_, total in lengths) <= 96
+    assert len({hinted > prompt for prompt, hinted, _ in lengths}) == 2
 
 
 @pytest.mark.parametrize(
