@@ -26,7 +26,7 @@ from leret.policies.tool_calls import read_calls
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
-from leret.training.model import SavedPolicy, library_of, save_policy
+from leret.training.model import InitialPolicy, SavedPolicy, library_of, save_policy
 from leret.training.processes import from_main
 from leret.training.rounds.advantages import (
     Comparison,
@@ -62,6 +62,7 @@ class WriterLearner:
         self.objective = objective
         self.predictors = recipe.predictors
         self.actors = (self,)
+        self._writes = True
         self.score: Callable[[Sequence[tuple[Ids, Ids]]], list[list[float]]] | None = None
         self._initial = job.initial
         self.model, self.tokenizer = load_trainable(job.initial, recipe.lora, recipe.dtype, device)
@@ -107,6 +108,20 @@ class WriterLearner:
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
+    def sample_with(self, model: Any, initial: InitialPolicy) -> None:
+        """Let another model with the policy's tokenizer write the completions of each round."""
+        assert isinstance(self.policy, LocalPolicy)
+        thinking = self.policy.settings.enable_thinking
+        self.policy.close()
+        self.policy = LocalPolicy.over(
+            model,
+            self.tokenizer,
+            name=initial.name,
+            digest=initial.digest,
+            enable_thinking=thinking,
+        )
+        self._writes = False
+
     @property
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
@@ -140,12 +155,14 @@ class WriterLearner:
         """Return a round's completions, with log-probabilities and values where they are needed."""
         recipe, objective = self.recipe, self.objective
         groups = sampled.groups.to(self.update.device)
-        batch = RolloutBatch.of(sampled.sequences, groups, sampled.logps)
+        # The log-probabilities of another model say nothing about this one's.
+        logps = sampled.logps if self._writes else ()
+        batch = RolloutBatch.of(sampled.sequences, groups, logps)
         if sampled.teacher_prompts:
             batch = replace(batch, teacher_prompts=list(sampled.teacher_prompts))
         if self.score is not None:
-            logps = from_main(partial(self.score, batch.after_teacher_prompts()))
-            batch = replace(batch, teacher_logps=batch.table(logps))
+            scores = from_main(partial(self.score, batch.after_teacher_prompts()))
+            batch = replace(batch, teacher_logps=batch.table(scores))
         has_several_steps = recipe.num_iterations * recipe.num_mini_batches > 1
         reads_logps = recipe.importance_clip is not None or objective.penalty == "reward"
         if has_several_steps or reads_logps or objective.has_values:

@@ -211,6 +211,31 @@ def test_a_run_becomes_a_student_of_its_teacher(run, base, tmp_path, keys):
         assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
 
 
+def test_the_forward_kl_is_computed_on_the_completions_of_the_teacher(run, base, tmp_path, monkeypatch):
+    teacher = AutoModelForCausalLM.from_pretrained(base)
+    nudge(teacher, 0.2)
+    path = tiny_policy(tmp_path / "teacher")
+    teacher.save_pretrained(path)
+    rounds = []
+    learn = WriterLearner.learn
+    monkeypatch.setattr(WriterLearner, "learn", lambda self, *given: rounds.append(given[0]) or learn(self, *given))
+    keys = {**SMALL, "teacher": str(path), "samples": "teacher", "divergence": "forward", "num_mini_batches": 2}
+    report = train(DistillRecipe(**keys), run)
+    for sampled in rounds:  # the teacher's log-probabilities, in each round
+        for (q, ids), logps in zip(rows_of(teacher, sampled.sequences), sampled.logps, strict=True):
+            assert torch.allclose(q.gather(-1, ids[:, None])[:, 0], torch.tensor(logps).double(), atol=1e-4)
+    entries = log(report)
+    assert not [name for name in entries[0] if name.startswith("sampling/")], "the teacher is not the policy"
+    assert "reward" in entries[0]
+    assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
+    assert "on the teacher's completions" in (report.path / "README.md").read_text()
+
+    student = AutoModelForCausalLM.from_pretrained(base)
+    first = oracle(student, teacher, rounds[0].sequences, rounds[0].sequences, "forward")
+    whole = train(DistillRecipe(**keys | {"num_mini_batches": 1, "name": "whole", "max_steps": 1}), run)
+    assert log(whole)[0]["loss"] == pytest.approx(float(first.detach()), abs=1e-5)
+
+
 def test_a_missing_teacher_is_named(run):
     with pytest.raises(TrainingError, match=r"teacher: .grpo. is not .base., a trained policy"):
         train(DistillRecipe(**SMALL), run)
@@ -439,6 +464,29 @@ def test_a_served_teacher_has_log_probabilities_of_temperature_1(base, run):
     section = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
     with pytest.raises(TrainingError, match=r"temperature 0\.7: a teacher on a server .* set temperature: 1\.0"):
         train(DistillRecipe(**SMALL, temperature=0.7, teacher=section, estimator="sampled"), run)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"hint": "gold"},
+        {"mask": "reward"},
+        {"estimator": "sampled"},
+        {"beta": 0.1},
+        {"importance_clip": 2.0},
+        {"served": True, "lora": {"r": 2}},
+    ],
+    ids=str,
+)
+def test_losses_on_the_students_samples_are_refused_on_the_teachers(keys):
+    with pytest.raises(ValidationError, match=f"samples: teacher does not go with {next(iter(keys))}"):
+        DistillRecipe(samples="teacher", **keys)
+
+
+def test_a_teacher_on_a_server_writes_no_completions():
+    section = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
+    with pytest.raises(ValidationError, match="samples: teacher needs a teacher in this process"):
+        DistillRecipe(samples="teacher", estimator="sampled", teacher=section)
 
 
 def test_a_served_teacher_has_no_whole_distribution():
