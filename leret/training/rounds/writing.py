@@ -156,8 +156,8 @@ class WriterLearner:
         recipe, objective = self.recipe, self.objective
         groups = sampled.groups.to(self.update.device)
         # The log-probabilities of another model say nothing about this one's.
-        logps = sampled.logps if self._writes else ()
-        batch = RolloutBatch.of(sampled.sequences, groups, logps)
+        sampler_logps = sampled.logps if self._writes else ()
+        batch = RolloutBatch.of(sampled.sequences, groups, sampler_logps)
         if sampled.teacher_prompts:
             batch = replace(batch, teacher_prompts=list(sampled.teacher_prompts))
         if self.score is not None:
