@@ -22,7 +22,7 @@ from leret.config.training import RoundRecipe
 from leret.core.aio import started
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
-from leret.core.types import Choice, Messages, Sample, State, Task, seed_of
+from leret.core.types import Choice, Sample, State, Task, seed_of
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.load import policy_for
 from leret.programs.needs import NeedsCompletion
@@ -250,7 +250,7 @@ class RoundSampler:
         self.runner: ProgramRunner = environment.runner(self._searches)
         self._paths = paths
         self._hints = environment.hints() if getattr(recipe, "hint", None) else None
-        self._hinted: dict[str, Messages] = {}  # messages with a hint, by state
+        self._hinted: dict[str, Sequence[int] | None] = {}  # prompt ids with a hint, by state
         self.keys: Mapping[str, Mapping[str, Any]] = {}
         self._plan: SamplingPlan | None = None
 
@@ -376,7 +376,7 @@ class RoundSampler:
             samples = await sampler.sample_state(point, state)
             groups.append((state, samples))
             if self._hints is not None:
-                self._hinted[state.id] = self._hints.show(state.messages, point.task, need)
+                self._hinted[state.id] = self._teacher_prompt(point, state, samples)
             if self._paths is None:
                 to_end = bool(sampler.credits - {"step"})
                 chosen = select_next(
@@ -433,7 +433,7 @@ class RoundSampler:
         sequences: list[tuple[Sequence[int] | Choice, Sequence[int] | str]] = []
         logps: list[Sequence[float]] = []
         teacher_prompts: list[Sequence[int]] = []
-        for sample, predictor in zip(samples, predictors, strict=True):
+        for sample in samples:
             prompt, completion = round_.completions[sample.seed]
             logps.append(completion.logprobs or ())
             if isinstance(prompt, Choice):
@@ -441,7 +441,7 @@ class RoundSampler:
                 continue
             sequences.append((prompt, completion.token_ids or ()))
             if self._hints is not None:
-                teacher_prompts.append(self._teacher_prompt(sample, predictor, prompt))
+                teacher_prompts.append(self._hinted[sample.state_id] or prompt)
         walk_rows = tensor(walks, dtype=int64)
         rollout_rows = None
         if self.recipe.groups == "question":
@@ -462,14 +462,25 @@ class RoundSampler:
         )
 
     def _teacher_prompt(
-        self, sample: Sample, predictor: str, prompt: Sequence[int]
-    ) -> Sequence[int]:
-        """Return the ids of a sample's prompt with the hint; ``prompt`` if that is too long."""
-        policy: Any = self.policies.get(predictor) or self.policy
+        self, point: Point, state: State, samples: Sequence[Sample]
+    ) -> Sequence[int] | None:
+        """Return the ids of a state's prompt with the hint.
+
+        Return None, and count the hint as withheld, if the longest sample does not fit after it.
+        """
+        assert self._hints is not None
+        assert isinstance(point.need, NeedsCompletion)
+        n_shown = self._hints.shown
+        messages = self._hints.show(state.messages, point.task, point.need)
+        policy: Any = self.policies.get(state.predictor) or self.policy
+        longest = max([sample.n_completion_tokens or 0 for sample in samples], default=0)
         try:
-            ids: Sequence[int] = policy.prompt_ids(self._hinted[sample.state_id])
+            # An end token, which some servers do not count.
+            ids: Sequence[int] = policy.prompt_ids(messages, longest + 1)
         except PromptTooLongError:
-            return prompt
+            self._hints.withheld += self._hints.shown - n_shown
+            self._hints.shown = n_shown
+            return None
         return ids
 
     def metrics_of(

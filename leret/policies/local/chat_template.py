@@ -193,10 +193,10 @@ class PromptEncoder:
             )
         return sorted(self._ends)
 
-    def encode(self, messages: Messages) -> EncodedPrompt:
+    def encode(self, messages: Messages, n_completion: int = 1) -> EncodedPrompt:
         """Return the prompt for the next assistant message.
 
-        Raise `PromptTooLongError` if no completion token fits.
+        Raise `PromptTooLongError` if a completion of ``n_completion`` tokens does not fit.
         """
         with self._lock:
             if not self._shows_tools and messages[0].get("tools"):
@@ -204,7 +204,7 @@ class PromptEncoder:
             ids = self._render(messages)
             before = messages[:-2] if messages[-1]["role"] == "assistant" else messages[:-1]
             n_shared = n_common(ids, self._beginning(json.dumps(before))) if before else 0
-        if self.n_positions is not None and len(ids) >= self.n_positions:
+        if self.n_positions is not None and len(ids) + n_completion > self.n_positions:
             raise PromptTooLongError(
                 f"a prompt of {len(ids)} tokens does not fit {self._name}, whose limit is "
                 f"{self.n_positions} tokens; send fewer or shorter passages and demos "

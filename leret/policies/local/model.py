@@ -72,9 +72,9 @@ class CausalModel:
             prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
         )
 
-    def encode(self, messages: Messages) -> EncodedPrompt:
-        """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
-        return self.encoder.encode(messages)
+    def encode(self, messages: Messages, n_completion: int = 1) -> EncodedPrompt:
+        """Return the prompt's tokens; raise `PromptTooLongError` if ``n_completion`` more do not fit."""
+        return self.encoder.encode(messages, n_completion)
 
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
         """Complete all prompts in one batch.

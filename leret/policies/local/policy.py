@@ -131,9 +131,9 @@ class LocalPolicy(SharedInstance):
             future.add_done_callback(lambda done: self._count(done, began))
         return futures
 
-    def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
-        """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
-        return self.model.encode(messages).token_ids
+    def prompt_ids(self, messages: Messages, n_completion: int = 1) -> tuple[int, ...]:
+        """Return the prompt's tokens; raise `PromptTooLongError` if ``n_completion`` more do not fit."""
+        return self.model.encode(messages, n_completion).token_ids
 
     def close(self) -> None:
         self._worker.close()

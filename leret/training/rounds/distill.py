@@ -6,19 +6,30 @@ is computed over the whole vocabulary (``estimator: full``), as in GKD (arXiv 23
 DistillationTrainer. ``estimator: sampled`` is the policy gradient whose reward per token is
 log p teacher - log p student of the sampled token, as in "On-Policy Distillation" (Thinking Machines,
 2025) and MiniLLM (arXiv 2306.08543, eq. 2, without its long-term return). Its gradient has the same
-expectation as that of the full reverse KL, and more variance.
+expectation as that of the full reverse KL, and more variance. A teacher on a server gives only the
+log-probabilities of the sampled tokens.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from leret.config.training import WritingRecipe
+from leret.config.policy import OpenAIPolicySettings
+from leret.config.training import WritingRecipe, changed_keys
+from leret.core.aio import gathered, submit
 from leret.core.errors import TrainingError
 from leret.core.types import digest
+from leret.http.client import Answer, Call, Client, HttpError
+from leret.http.endpoints import ApiKey
+from leret.policies.local.chat_template import letters
+from leret.policies.remote.openai import policy_error
 from leret.training.model import InitialPolicy, find_initial, find_writer, load_for_training
 from leret.training.rounds.algorithm import RoundAlgorithm, writer
 from leret.training.rounds.learner import Objective
@@ -29,21 +40,36 @@ if TYPE_CHECKING:
     from leret.core.runs import Run
     from leret.rollouts.rounds import Sampled
     from leret.training.job import TrainingJob
-    from leret.training.rounds.update import Forward, RolloutBatch
+    from leret.training.rounds.update import Forward, Ids, RolloutBatch
     from leret.training.rounds.writing import WriterLearner
 
 SELF = "self"
 _NAMES = {"reverse": "reverse KL", "forward": "forward KL", "jsd": "Jensen-Shannon divergence"}
 _BETAS = {"forward": 0.0, "reverse": 1.0}
+_N_CHECKED = 64  # tokens of the vocabulary that a server is asked for before the first round
+_OTHER_TOKENIZER = (
+    "the teacher has another tokenizer than the student, so their tokens cannot be compared; choose "
+    "a teacher with the student's tokenizer, or sample a run from the teacher and train on its "
+    "samples with algorithm: sft"
+)
+
+TeacherKey = Annotated[
+    Annotated[str, Tag("name")] | Annotated[OpenAIPolicySettings, Tag("section")],
+    Discriminator(lambda value: "name" if isinstance(value, str) else "section"),
+]
+"""A policy in this process, or a section with the model and the URLs of vLLM servers."""
 
 
 class DistillRecipe(WritingRecipe):
     """On-policy distillation."""
 
     algorithm: Literal["distill"] = "distill"
-    teacher: str = Field(
+    teacher: TeacherKey = Field(
         "grpo",
-        description="a policy of the run, base or a directory, with the student's tokenizer; or self, the student",
+        description="a policy of the run, base, a directory, self, or model and urls of vLLM servers",
+    )
+    samples: Literal["student", "teacher"] = Field(
+        "student", description="who writes the completions; teacher: as in GKD with lambda 0"
     )
     hint: Literal["gold"] | None = Field(
         None,
@@ -80,11 +106,28 @@ class DistillRecipe(WritingRecipe):
         return self
 
     @model_validator(mode="after")
+    def _scores_its_teachers_samples(self) -> DistillRecipe:
+        if self.samples == "student":
+            return self
+        if not isinstance(self.teacher, str):
+            raise ValueError("samples: teacher needs a teacher in this process, not on a server")
+        # Their losses need samples of the student, or of the prompt without a hint.
+        names = ("hint", "mask", "beta", "served", "importance_clip")
+        for name in changed_keys(self, (*names, "estimator")):
+            raise ValueError(f"samples: teacher does not go with {name}; remove {name}")
+        return self
+
+    @model_validator(mode="after")
     def _estimates_the_reverse_kl(self) -> DistillRecipe:
         if self.estimator == "sampled" and self.divergence != "reverse":
             raise ValueError(
                 f"estimator: sampled estimates the reverse KL, not divergence {self.divergence}; "
                 "set estimator: full"
+            )
+        if self.estimator == "full" and not isinstance(self.teacher, str):
+            raise ValueError(
+                "estimator: full needs probabilities of the whole vocabulary, but servers send those "
+                "of the sampled tokens; set estimator: sampled"
             )
         return self
 
@@ -94,6 +137,8 @@ def find_policies(run: Run, recipe: DistillRecipe) -> InitialPolicy:
     initial = find_writer(run, recipe)
     if recipe.teacher == SELF:
         return initial
+    if not isinstance(recipe.teacher, str):
+        return replace(initial, digest=digest(initial.digest, recipe.teacher.model))
     teacher = find_initial(run, recipe.teacher, recipe.predictors, key="teacher")
     if recipe.hint is None and teacher.digest == initial.digest:
         raise TrainingError(
@@ -107,21 +152,118 @@ def find_policies(run: Run, recipe: DistillRecipe) -> InitialPolicy:
 def distiller(objective: Objective, job: TrainingJob, device: str) -> WriterLearner:
     """Return the learner of a student, with its teacher loaded."""
     learner = writer(objective, job, device)
-    if learner.recipe.teacher == SELF:
+    settings = learner.recipe.teacher
+    if settings == SELF:
         learner.update.add_teacher(learner.model)
         return learner
-    teacher = job.initial.actors["teacher"]
-    model, tokenizer = load_for_training(teacher, None, learner.recipe.dtype)
+    if not isinstance(settings, str):
+        teacher = ServedTeacher(settings, learner.tokenizer)
+        teacher.check(learner.temperature)
+        learner.score = teacher.score
+        return learner
+    initial = job.initial.actors["teacher"]
+    model, tokenizer = load_for_training(initial, None, learner.recipe.dtype)
     if tokenizer.get_vocab() != learner.tokenizer.get_vocab():
-        raise TrainingError(
-            f"teacher: {teacher.directory} has another tokenizer than the student, so their tokens "
-            "cannot be compared; choose a teacher with the student's tokenizer, or sample a run "
-            "from the teacher and train on its samples with algorithm: sft"
-        )
+        raise TrainingError(f"teacher: {initial.directory}: {_OTHER_TOKENIZER}")
     if learner.recipe.dtype == "bfloat16":
         model = model.bfloat16()
-    learner.update.add_teacher(model.to(device).requires_grad_(False).eval())
+    model = model.to(device).requires_grad_(False).eval()
+    learner.update.add_teacher(model)
+    if learner.recipe.samples == "teacher":
+        learner.sample_with(model, initial)
     return learner
+
+
+class ServedTeacher:
+    """A teacher on vLLM servers, which score token ids.
+
+    Args:
+        settings: model, URLs and key of the servers.
+        tokenizer: the student's, which must be the teacher's too.
+    """
+
+    def __init__(self, settings: OpenAIPolicySettings, tokenizer: Any) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+
+    def check(self, temperature: float) -> None:
+        """Check the sampling temperature, the servers, and tokens from the whole vocabulary.
+
+        Raise `TrainingError` or `PolicyError` if the teacher cannot score the student's tokens.
+        """
+        if temperature != 1:
+            raise TrainingError(
+                f"temperature {temperature:g}: a teacher on a server has log-probabilities for "
+                "temperature 1; set temperature: 1.0"
+            )
+        ids = sorted(self._tokenizer.get_vocab().values())
+        some = [*ids[:: math.ceil(len(ids) / _N_CHECKED)], ids[-1]]
+        self.score([(some[:1], some[1:])])
+
+    def score(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[list[float]]:
+        """Return the log-probabilities of the tokens of each completion after its prompt.
+
+        Raise `PolicyError` if a server fails, and `TrainingError` if it scores other tokens.
+        """
+        return submit(self._score(sequences)).result()
+
+    async def _score(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[list[float]]:
+        settings = self._settings
+        client = Client(
+            settings.urls,
+            setting="teacher",
+            key=ApiKey.from_env(settings.api_key_env, "teacher.api_key_env"),
+            timeout_s=settings.timeout_s,
+            retry_for_s=settings.retry_for_s,
+            concurrency=settings.concurrency,
+        )
+        calls = []
+        for prompt, completion in sequences:
+            body = {
+                **settings.extra_body,
+                "model": settings.model,
+                "prompt": [*prompt, *completion],
+                "prompt_logprobs": 0,
+                # No new token, for which a full context has no position.
+                "echo": True,
+                "max_tokens": 0,
+            }
+            read = partial(self._logps, prompt, completion)
+            calls.append(client.request(Call("POST", "/completions", json=body), read))
+        async with aclosing(client):
+            try:
+                return await gathered(calls)
+            except HttpError as error:
+                raise policy_error(error) from error
+
+    def _logps(self, prompt: Ids, completion: Ids, answer: Answer) -> list[float]:
+        """Return the log-probabilities of a completion's tokens in an answer."""
+        table = answer.json["choices"][0].get("prompt_logprobs")
+        if table is None:
+            raise TrainingError(
+                f"teacher: {answer.url} sends no prompt_logprobs; serve the teacher with vLLM"
+            )
+        n_tokens = len(prompt) + len(completion)
+        if len(table) != n_tokens:
+            raise TrainingError(
+                f"teacher: {answer.url} sent {len(table)} prompt_logprobs for {n_tokens} tokens; "
+                "serve the teacher with another version of vLLM"
+            )
+        logps = []
+        for token, row in zip(completion, table[len(prompt) :], strict=True):
+            scored = row.get(str(token), {})
+            text = self._tokenizer.decode([token])
+            teachers = scored.get("decoded_token")
+            # Servers show a part of a character as they like.
+            if "\ufffd" not in text and (teachers is None or letters(teachers) != letters(text)):
+                raise TrainingError(
+                    f"teacher: {answer.url} has {teachers!r} as token {token}, and the student has "
+                    f"{text!r}: {_OTHER_TOKENIZER}"
+                )
+            logps.append(float(scored["logprob"]))
+        if not all(map(math.isfinite, logps)):
+            raise ValueError("a log-probability is not a finite number")
+        return logps
 
 
 def advantages(
@@ -170,26 +312,22 @@ def loss(
 def _full(recipe: DistillRecipe, batch: RolloutBatch, now: Forward) -> Tensor:
     from leret.training.rounds.losses import divergence
 
-    assert now.teacher_logits is not None
+    assert now.teacher is not None
     # Models of one family pad the same vocabulary to different sizes.
-    n_tokens = min(now.logits.shape[-1], now.teacher_logits.shape[-1])
+    n_tokens = min(now.logits.shape[-1], now.teacher.logits.shape[-1])
     student = now.logits[..., :n_tokens]
-    return divergence(student, now.teacher_logits[..., :n_tokens], recipe.trl_beta)
+    return divergence(student, now.teacher.logits[..., :n_tokens], recipe.trl_beta)
 
 
 def _sampled(recipe: DistillRecipe, batch: RolloutBatch, now: Forward) -> Tensor:
     """Return the estimate log p student - log p teacher, with the gradient of the clipped ratio."""
-    import torch
-
     from leret.training.rounds.losses import clipped_loss
 
-    assert now.teacher_logits is not None
     assert batch.old_logps is not None
-    ids = torch.zeros_like(batch.mask, dtype=torch.long)
-    for row, (_, completion) in enumerate(batch.sequences):
-        ids[row, : len(completion)] = torch.tensor(completion, device=ids.device)
-    teacher = now.teacher_logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-    rewards = (teacher - batch.old_logps) * batch.mask
+    teacher = batch.teacher_logps if now.teacher is None else now.teacher.logps
+    assert teacher is not None
+    # Tables of log-probabilities are NaN or 0 at padding.
+    rewards = (teacher - batch.old_logps).where(batch.mask.bool(), 0)
     losses, _ = clipped_loss(
         batch.log_ratio(now.logps), rewards, recipe.epsilon, recipe.epsilon_high
     )
@@ -197,7 +335,12 @@ def _sampled(recipe: DistillRecipe, batch: RolloutBatch, now: Forward) -> Tensor
 
 
 def _describe(recipe: DistillRecipe) -> str:
-    method = f"on-policy distillation (arXiv 2306.13649) from {recipe.teacher}, {_NAMES[recipe.divergence]}"
+    teacher = recipe.teacher if isinstance(recipe.teacher, str) else recipe.teacher.model
+    method = (
+        f"on-policy distillation (arXiv 2306.13649) from {teacher}, {_NAMES[recipe.divergence]}"
+    )
+    if recipe.samples == "teacher":
+        method += ", on the teacher's completions"
     if recipe.hint is not None:
         method += ", with the missing gold documents in the teacher's prompt"
     if recipe.mask is None:

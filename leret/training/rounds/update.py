@@ -75,6 +75,7 @@ class RolloutBatch:
         returns: targets for the values.
         imitation: weights of the divergence from a teacher; None without a teacher.
         teacher_prompts: (n) prompt ids of the teacher; None: the student's.
+        teacher_logps: log-probabilities under a teacher on a server, at temperature 1.
     """
 
     sequences: list[tuple[Ids, Ids]]
@@ -88,6 +89,7 @@ class RolloutBatch:
     sampler_logps: Tensor | None = None
     imitation: Tensor | None = None
     teacher_prompts: list[Ids] | None = None
+    teacher_logps: Tensor | None = None
     counts: StepCounts | None = None
 
     @classmethod
@@ -107,12 +109,21 @@ class RolloutBatch:
         )
         mask = (torch.arange(int(lengths.max()), device=groups.device) < lengths[:, None]).float()
         batch = cls(list(sequences), groups, mask, torch.zeros_like(mask))
-        if not any(logps):
-            return batch
-        sampler = torch.full_like(mask, torch.nan)
+        return replace(batch, sampler_logps=batch.table(logps)) if any(logps) else batch
+
+    def table(self, logps: Sequence[Sequence[float]]) -> Tensor:
+        """Return the log-probabilities of each completion as a tensor, with NaN where there are none."""
+        table = torch.full_like(self.mask, torch.nan)
         for row, values in enumerate(logps):
-            sampler[row, : len(values)] = torch.tensor(values, dtype=mask.dtype)
-        return replace(batch, sampler_logps=sampler)
+            table[row, : len(values)] = torch.tensor(values, dtype=table.dtype)
+        return table
+
+    def after_teacher_prompts(self) -> list[tuple[Ids, Ids]]:
+        """Return the prompt ids of the teacher, with the completions."""
+        if self.teacher_prompts is None:
+            return self.sequences
+        completions = [completion for _, completion in self.sequences]
+        return list(zip(self.teacher_prompts, completions, strict=True))
 
     def rows(self, index: Tensor) -> RolloutBatch:
         """Return the completions at ``index``, truncated to the width of the longest completion."""
@@ -126,6 +137,7 @@ class RolloutBatch:
             "returns",
             "sampler_logps",
             "imitation",
+            "teacher_logps",
         )
         tables = {}
         for name in names:
@@ -202,7 +214,7 @@ class Forward:
     raw_logps: Tensor | None = (
         None  # at temperature 1, without gradient; None if the batch has no sampler_logps
     )
-    teacher_logits: Tensor | None = None  # like logits, without gradient; None without a teacher
+    teacher: Forward | None = None  # without gradient; None without a teacher in this process
 
 
 def penalized(
@@ -375,20 +387,17 @@ class Update:
             rows = batch.rows(index)
             now = self._forward(self.model, rows)
             if self._teacher is not None:
-                now = replace(now, teacher_logits=self._teacher_logits(rows))
+                now = replace(now, teacher=self._forward_teacher(rows))
             if rows.old_logps is None:  # the weights are the sampler's
                 rows = replace(rows, old_logps=now.logps.detach())
                 self._compare(rows, now)
             yield self.objective.loss(self.recipe, rows, now, beta)
 
     @torch.no_grad()
-    def _teacher_logits(self, batch: RolloutBatch) -> Tensor:
-        """Return the teacher's logits at the student's tokens, after the teacher's prompts."""
-        if batch.teacher_prompts is not None:
-            completions = [completion for _, completion in batch.sequences]
-            sequences = list(zip(batch.teacher_prompts, completions, strict=True))
-            batch = replace(batch, sequences=sequences)
-        return self._forward(self._teacher, replace(batch, sampler_logps=None)).logits
+    def _forward_teacher(self, batch: RolloutBatch) -> Forward:
+        """Return the teacher's outputs at the student's tokens, after the teacher's prompts."""
+        sequences = batch.after_teacher_prompts()
+        return self._forward(self._teacher, replace(batch, sequences=sequences, sampler_logps=None))
 
     def mismatch(self) -> dict[str, float]:
         """Return how far log-probabilities before updates were from the sampler's, since the last call.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from leret.policies.tool_calls import read_calls
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
-from leret.training.model import SavedPolicy, library_of, save_policy
+from leret.training.model import InitialPolicy, SavedPolicy, library_of, save_policy
+from leret.training.processes import from_main
 from leret.training.rounds.advantages import (
     Comparison,
     group_statistics,
@@ -35,6 +37,7 @@ from leret.training.rounds.learner import Objective
 from leret.training.rounds.losses import KL, KLController, importance_weights
 from leret.training.rounds.update import (
     LOGGED,
+    Ids,
     Reference,
     RolloutBatch,
     Update,
@@ -45,7 +48,10 @@ from leret.training.validation import Validation
 
 
 class WriterLearner:
-    """Trains a writing policy; `temperature` and `learning_rate` apply to the next round."""
+    """Trains a writing policy; `temperature` and `learning_rate` apply to the next round.
+
+    ``score`` returns the log-probabilities of completions under a teacher outside this process.
+    """
 
     sampling_keys: Mapping[str, Mapping[str, Any]] = {}
 
@@ -56,6 +62,8 @@ class WriterLearner:
         self.objective = objective
         self.predictors = recipe.predictors
         self.actors = (self,)
+        self._writes = True
+        self.score: Callable[[Sequence[tuple[Ids, Ids]]], list[list[float]]] | None = None
         self._initial = job.initial
         self.model, self.tokenizer = load_trainable(job.initial, recipe.lora, recipe.dtype, device)
         reference = Reference(self.model, job.initial, recipe.lora) if recipe.beta else None
@@ -100,6 +108,20 @@ class WriterLearner:
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
+    def sample_with(self, model: Any, initial: InitialPolicy) -> None:
+        """Let another model with the policy's tokenizer write the completions of each round."""
+        assert isinstance(self.policy, LocalPolicy)
+        thinking = self.policy.settings.enable_thinking
+        self.policy.close()
+        self.policy = LocalPolicy.over(
+            model,
+            self.tokenizer,
+            name=initial.name,
+            digest=initial.digest,
+            enable_thinking=thinking,
+        )
+        self._writes = False
+
     @property
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
@@ -133,9 +155,14 @@ class WriterLearner:
         """Return a round's completions, with log-probabilities and values where they are needed."""
         recipe, objective = self.recipe, self.objective
         groups = sampled.groups.to(self.update.device)
-        batch = RolloutBatch.of(sampled.sequences, groups, sampled.logps)
+        # The log-probabilities of another model say nothing about this one's.
+        sampler_logps = sampled.logps if self._writes else ()
+        batch = RolloutBatch.of(sampled.sequences, groups, sampler_logps)
         if sampled.teacher_prompts:
             batch = replace(batch, teacher_prompts=list(sampled.teacher_prompts))
+        if self.score is not None:
+            scores = from_main(partial(self.score, batch.after_teacher_prompts()))
+            batch = replace(batch, teacher_logps=batch.table(scores))
         has_several_steps = recipe.num_iterations * recipe.num_mini_batches > 1
         reads_logps = recipe.importance_clip is not None or objective.penalty == "reward"
         if has_several_steps or reads_logps or objective.has_values:
@@ -271,12 +298,12 @@ class ServedPolicy:
         directory = str(self._directory)
         self._settings = refresh(self._settings, resolve_policy(directory), directory)
 
-    def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
+    def prompt_ids(self, messages: Messages, n_completion: int = 1) -> tuple[int, ...]:
         """Return prompt ids.
 
-        Raise `PromptTooLongError` if the prompt leaves no position for a completion.
+        Raise `PromptTooLongError` if a completion of ``n_completion`` tokens does not fit.
         """
-        return self._encoder.encode(messages).token_ids
+        return self._encoder.encode(messages, n_completion).token_ids
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
         return submit(self._complete(requests)).result()

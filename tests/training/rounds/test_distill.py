@@ -1,20 +1,26 @@
 """Distillation: losses against oracles and TRL, the mask by hand, a training in a run."""
 
+import asyncio
 import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from aiohttp import web
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from leret.core.errors import TrainingError
+from leret.config.policy import OpenAIPolicySettings
+from leret.core.errors import PolicyError, TrainingError
 from leret.rollouts.rounds import Sampled
-from leret.training.rounds.distill import DistillRecipe, advantages, loss
+from leret.training.rounds.distill import DistillRecipe, ServedTeacher, advantages, loss
 from leret.training.rounds.update import Forward, RolloutBatch
+from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
-from tests.tiny import tiny_policy
+from tests.http.servers import Served, serving
+from tests.policies.servers import refusal
+from tests.tiny import TEMPLATE, tiny_policy
 from tests.training.rounds.test_update import batch, make, nudge, same_gradients, trl_inputs
 from tests.training.training_runs import ONLINE, log, weights_of
 
@@ -41,6 +47,12 @@ def rows_of(model, sequences):
         ids = torch.tensor([[*prompt, *completion]])
         logits = model(ids).logits[0, len(prompt) - 1 : -1].double()
         yield logits.log_softmax(-1), torch.tensor(completion)
+
+
+def outputs(logits, ids=None):
+    """Return the outputs of a teacher at the tokens ``ids``."""
+    ids = torch.zeros(logits.shape[:2], dtype=torch.long) if ids is None else torch.tensor(ids)
+    return Forward(logits, logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0], None)
 
 
 def oracle(model, teacher, sequences, taught_sequences, divergence):
@@ -79,7 +91,6 @@ def test_loss_and_gradient_equal_the_float64_oracle(base, divergence, size, own_
 @pytest.mark.parametrize("divergence", TRL_BETAS)
 def test_one_update_is_that_of_trls_distillation_trainer(base, tmp_path, divergence):
     from datasets import Dataset
-    from transformers import AutoTokenizer
     from trl import DistillationConfig, DistillationTrainer
 
     update, model, teacher = taught(base, DistillRecipe(divergence=divergence, jsd_beta=0.3))
@@ -126,7 +137,7 @@ def test_the_sampled_gradient_is_that_of_the_full_reverse_kl_on_average():
             made = replace(made, mask=made.mask.double(), advantages=made.advantages.double())
             logps = logits.log_softmax(-1)[token].view(1, 1)
             whole = replace(made, imitation=made.mask, old_logps=logps.detach()).counted(None, False)
-            now = Forward(logits.view(1, 1, 3), logps, None, teacher_logits=teacher.view(1, 1, 3))
+            now = Forward(logits.view(1, 1, 3), logps, None, teacher=outputs(teacher.view(1, 1, 3), [[token]]))
             value = loss(DistillRecipe(estimator=estimator), whole, now, 0.0)["loss"]
             [gradient] = torch.autograd.grad(value, logits)
             total += probabilities[token] * gradient
@@ -151,7 +162,7 @@ def test_the_mask_imitates_below_the_best_reward_and_reinforces_the_best():
     logits = torch.zeros(3, 2, 3, requires_grad=True)
     logps = torch.full((3, 2), -math.log(3)) + 0 * logits.sum(-1)
     teacher = torch.tensor([0.5, 0.25, 0.25]).log().expand(3, 2, 3)
-    terms = loss(DistillRecipe(mask="reward"), counted, Forward(logits, logps, None, teacher_logits=teacher), 0.0)
+    terms = loss(DistillRecipe(mask="reward"), counted, Forward(logits, logps, None, teacher=outputs(teacher)), 0.0)
     kl = (math.log(2 / 3) + 2 * math.log(4 / 3)) / 3
     # 6 tokens in the round: two of the best completion at ratio 1, two below it.
     assert terms["loss"].item() == pytest.approx((-2 * 0.5 + 2 * kl) / 6)
@@ -162,7 +173,7 @@ def test_the_mask_imitates_below_the_best_reward_and_reinforces_the_best():
 def test_a_larger_vocabulary_of_the_same_tokens_is_cut():
     made = RolloutBatch.of([([3], [1])], torch.tensor([0]))
     whole = replace(made, imitation=made.mask, old_logps=torch.zeros(1, 1)).counted(None, False)
-    now = Forward(torch.zeros(1, 1, 3), torch.zeros(1, 1), None, teacher_logits=torch.zeros(1, 1, 5))
+    now = Forward(torch.zeros(1, 1, 3), torch.zeros(1, 1), None, teacher=outputs(torch.zeros(1, 1, 5)))
     assert float(loss(DistillRecipe(), whole, now, 0.0)["divergence"]) == pytest.approx(0)
 
 
@@ -200,6 +211,31 @@ def test_a_run_becomes_a_student_of_its_teacher(run, base, tmp_path, keys):
         assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
 
 
+def test_the_forward_kl_is_computed_on_the_completions_of_the_teacher(run, base, tmp_path, monkeypatch):
+    teacher = AutoModelForCausalLM.from_pretrained(base)
+    nudge(teacher, 0.2)
+    path = tiny_policy(tmp_path / "teacher")
+    teacher.save_pretrained(path)
+    rounds = []
+    learn = WriterLearner.learn
+    monkeypatch.setattr(WriterLearner, "learn", lambda self, *given: rounds.append(given[0]) or learn(self, *given))
+    keys = {**SMALL, "teacher": str(path), "samples": "teacher", "divergence": "forward", "num_mini_batches": 2}
+    report = train(DistillRecipe(**keys), run)
+    for sampled in rounds:  # the teacher's log-probabilities, in each round
+        for (q, ids), logps in zip(rows_of(teacher, sampled.sequences), sampled.logps, strict=True):
+            assert torch.allclose(q.gather(-1, ids[:, None])[:, 0], torch.tensor(logps).double(), atol=1e-4)
+    entries = log(report)
+    assert not [name for name in entries[0] if name.startswith("sampling/")], "the teacher is not the policy"
+    assert "reward" in entries[0]
+    assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
+    assert "on the teacher's completions" in (report.path / "README.md").read_text()
+
+    student = AutoModelForCausalLM.from_pretrained(base)
+    first = oracle(student, teacher, rounds[0].sequences, rounds[0].sequences, "forward")
+    whole = train(DistillRecipe(**keys | {"num_mini_batches": 1, "name": "whole", "max_steps": 1}), run)
+    assert log(whole)[0]["loss"] == pytest.approx(float(first.detach()), abs=1e-5)
+
+
 def test_a_missing_teacher_is_named(run):
     with pytest.raises(TrainingError, match=r"teacher: .grpo. is not .base., a trained policy"):
         train(DistillRecipe(**SMALL), run)
@@ -221,8 +257,6 @@ def test_a_teacher_with_the_students_weights_is_refused(run):
 
 
 def test_a_student_that_sees_hints_teaches_itself_without_them(run, monkeypatch):
-    from leret.training.rounds.writing import WriterLearner
-
     rounds = []
     learn = WriterLearner.learn
     monkeypatch.setattr(WriterLearner, "learn", lambda self, *given: rounds.append(given[0]) or learn(self, *given))
@@ -244,14 +278,38 @@ def test_a_hint_that_makes_the_prompt_too_long_is_left_out(run, monkeypatch):
 
     encode = LocalPolicy.prompt_ids
 
-    def prompt_ids(self, messages):
+    def prompt_ids(self, messages, n_completion=1):
         if "still missing" in messages[-1]["content"]:
             raise PromptTooLongError("too long")
-        return encode(self, messages)
+        return encode(self, messages, n_completion)
 
     monkeypatch.setattr(LocalPolicy, "prompt_ids", prompt_ids)
-    report = train(DistillRecipe(**SMALL, teacher="self", hint="gold"), run)
-    assert all(abs(entry.get("distill/divergence", 0)) < 1e-6 for entry in log(report))
+    entries = log(train(DistillRecipe(**SMALL, teacher="self", hint="gold"), run))
+    assert all(abs(entry.get("distill/divergence", 0)) < 1e-6 for entry in entries)
+    assert all((entry["hint/shown"], entry["hint/withheld"] > 0) == (0, True) for entry in entries)
+
+
+def test_a_hint_that_leaves_no_room_for_the_completion_is_withheld(run, tmp_path, monkeypatch):
+    path = tiny_policy(tmp_path / "gpt2", arch="gpt2")
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    config = GPT2Config.from_pretrained(path)
+    config.n_positions = 96
+    torch.manual_seed(0)
+    GPT2LMHeadModel(config).save_pretrained(path)
+    lengths = []
+    learn = WriterLearner.learn
+
+    def learn_from(self, sampled, number):
+        for (prompt, completion), hinted in zip(sampled.sequences, sampled.teacher_prompts, strict=True):
+            lengths.append((len(prompt), len(hinted), len(hinted) + len(completion)))
+        return learn(self, sampled, number)
+
+    monkeypatch.setattr(WriterLearner, "learn", learn_from)
+    train(DistillRecipe(**SMALL, init_from=str(path), teacher="self", hint="gold"), run)
+    assert max(total for *_, total in lengths) <= 96
+    assert len({hinted > prompt for prompt, hinted, _ in lengths}) == 2
 
 
 @pytest.mark.parametrize(
@@ -261,3 +319,176 @@ def test_a_hint_that_makes_the_prompt_too_long_is_left_out(run, monkeypatch):
 def test_keys_that_do_nothing_are_refused(message, keys):
     with pytest.raises(ValidationError, match=message):
         DistillRecipe(**keys)
+
+
+class Vllm(Served):
+    """Scores prompts of token ids as vLLM does; ``change`` edits the table of an answer."""
+
+    def __init__(self, model, tokenizer, change=lambda table: table, faults=None):
+        super().__init__(faults)
+        self.model, self.tokenizer, self.change = model, tokenizer, change
+
+    async def route(self, request, body):
+        assert (request.path, body["echo"], body["max_tokens"]) == ("/v1/completions", True, 0)
+        ids = body["prompt"]
+        if max(ids) >= len(self.tokenizer):
+            return refusal(f"Token id {max(ids)} is out of vocabulary")
+        with torch.no_grad():
+            logps = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        table = [None]
+        for place, token in enumerate(ids[1:]):
+            text = self.tokenizer.decode([token])
+            table.append({str(token): {"logprob": float(logps[place, token]), "rank": 1, "decoded_token": text}})
+        return web.json_response({"choices": [{"text": "", "prompt_logprobs": self.change(table)}]})
+
+
+def with_server(server, work, **keys):
+    """Return the result of ``work`` on the recipe section of a server."""
+
+    async def main():
+        async with serving(server, under="/v1") as urls:
+            section = {"kind": "openai", "model": "big", "urls": urls, "retry_for_s": 0, **keys}
+            return await asyncio.to_thread(work, section)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("own_prompts", [False, True])
+def test_a_served_teacher_gives_the_loss_and_gradient_of_the_one_in_process(base, own_prompts):
+    recipe = DistillRecipe(estimator="sampled")
+    update, model, teacher = taught(base, recipe)
+    prompts = [[3, 20 + i, 4] for i in range(6)] if own_prompts else None
+    completions = given(teacher_prompts=prompts)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+
+    def score(section):
+        served = ServedTeacher(OpenAIPolicySettings(**section), tokenizer)
+        return served.score(completions.after_teacher_prompts())
+
+    logps = with_server(Vllm(teacher, tokenizer), score)
+    in_process = update.step(completions)
+
+    # By hand: the reward of a token is log p teacher - log p student.
+    losses, values = [], []
+    for row, ((p, ids), of_teacher) in enumerate(zip(rows_of(model, completions.sequences), logps, strict=True)):
+        assert len(of_teacher) == int(completions.mask[row].sum())
+        p = p.gather(-1, ids[:, None])[:, 0]
+        values.append(p.detach() - torch.tensor(of_teacher).double())
+        losses.append(p * values[-1])
+    torch.cat(losses).mean().backward()
+
+    apart = make(base, recipe)  # without the teacher
+    figures = apart.step(replace(completions, teacher_logps=completions.table(logps)))
+    assert figures["divergence"] == pytest.approx(float(torch.cat(values).mean()), abs=1e-5)
+    for name in ("loss", "divergence", "grad_norm"):
+        assert figures[name] == pytest.approx(in_process[name], abs=1e-5)
+    same_gradients(apart, model)
+    for ours, theirs in zip(apart.model.parameters(), update.model.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("hint", [None, "gold"])
+def test_a_run_learns_from_a_server_what_it_learns_from_the_same_teacher_in_process(run, base, tmp_path, hint):
+    teacher = AutoModelForCausalLM.from_pretrained(base)
+    nudge(teacher, 0.1)
+    path = tiny_policy(tmp_path / "teacher")
+    teacher.save_pretrained(path)
+    keys = {**SMALL, "max_steps": 2, "estimator": "sampled", "hint": hint}
+    server = Vllm(teacher.eval(), AutoTokenizer.from_pretrained(base))
+
+    def learn(section):
+        return train(DistillRecipe(**keys, name="served", teacher=section), run)
+
+    reports = [with_server(server, learn), train(DistillRecipe(**keys, teacher=str(path)), run)]
+    assert "from big" in (reports[0].path / "README.md").read_text()
+    for served, local in zip(*map(log, reports), strict=True):
+        assert served.keys() == local.keys()
+        for name in ("loss", "distill/divergence", "grad_norm", "reward"):
+            assert served[name] == pytest.approx(local[name], abs=1e-5)
+    checked = server.bodies[0]["prompt"]
+    size = len(server.tokenizer)
+    assert (checked[0], checked[-1], len(checked) > 50) == (0, size - 1, True), "tokens of the whole vocabulary"
+    train(DistillRecipe(**keys, name="served", teacher={"model": "big", "urls": ["http://127.0.0.1:9/v1"]}), run)
+
+
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("sent 5 prompt_logprobs for 6 tokens", lambda table: table[:-1]),
+        ("sends no prompt_logprobs; serve the teacher with vLLM", lambda table: None),
+        ("has None as token 7", lambda table: [None, *({"9": row["7"]} if "7" in row else row for row in table[1:])]),
+        ("a log-probability is not a finite number", lambda table: [*table[:-1], edited(table[-1], logprob=math.nan)]),
+        (
+            "has 'Paris' as token 8, and the student has .*another tokenizer",
+            lambda table: [*table[:-1], edited(table[-1], decoded_token="Paris")],
+        ),
+    ],
+    ids=str,
+)
+def test_wrong_answers_of_a_teacher_are_refused(base, message, change):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    server = Vllm(AutoModelForCausalLM.from_pretrained(base), tokenizer, change)
+    with pytest.raises((TrainingError, PolicyError), match=rf"http://127\.0\.0\.1:\d+/v1.*{message}"):
+        scores_of(server, [([3, 4], [5, 6, 7, 8])])
+
+
+def edited(row, **keys):
+    return {token: scored | keys for token, scored in row.items()}
+
+
+def scores_of(server, sequences, **keys):
+    work = lambda section: ServedTeacher(OpenAIPolicySettings(**section), server.tokenizer).score(sequences)  # noqa: E731
+    return with_server(server, work, **keys)
+
+
+def test_a_teacher_that_does_not_answer_or_does_not_know_a_token_is_named(base):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with pytest.raises(PolicyError, match=r"did not answer within 0\.2 s"):
+        scores_of(Vllm(model, tokenizer, faults=["stall"]), [([3], [4])], timeout_s=0.2)
+    with pytest.raises(PolicyError, match=r"Token id \d+ is out of vocabulary.*fix teacher\.urls"):
+        scores_of(Vllm(model, tokenizer), [([3], [10**6])])
+
+
+def test_a_part_of_a_character_may_be_shown_in_any_way():
+    class Bytes:
+        def decode(self, ids):
+            return "\ufffd"
+
+    answer = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -1.0, "decoded_token": "\u00e9"}}]}]}
+    served = ServedTeacher(OpenAIPolicySettings(model="big", urls=["http://a"]), Bytes())
+    assert served._logps([4], [5], SimpleNamespace(url="http://a", json=answer)) == [-1.0]
+
+
+def test_a_served_teacher_has_log_probabilities_of_temperature_1(base, run):
+    section = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
+    with pytest.raises(TrainingError, match=r"temperature 0\.7: a teacher on a server .* set temperature: 1\.0"):
+        train(DistillRecipe(**SMALL, temperature=0.7, teacher=section, estimator="sampled"), run)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"hint": "gold"},
+        {"mask": "reward"},
+        {"estimator": "sampled"},
+        {"beta": 0.1},
+        {"importance_clip": 2.0},
+        {"served": True, "lora": {"r": 2}},
+    ],
+    ids=str,
+)
+def test_losses_on_the_students_samples_are_refused_on_the_teachers(keys):
+    with pytest.raises(ValidationError, match=f"samples: teacher does not go with {next(iter(keys))}"):
+        DistillRecipe(samples="teacher", **keys)
+
+
+def test_a_teacher_on_a_server_writes_no_completions():
+    section = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
+    with pytest.raises(ValidationError, match="samples: teacher needs a teacher in this process"):
+        DistillRecipe(samples="teacher", estimator="sampled", teacher=section)
+
+
+def test_a_served_teacher_has_no_whole_distribution():
+    with pytest.raises(ValidationError, match=r"estimator: full needs .* set estimator: sampled"):
+        DistillRecipe(teacher={"model": "big", "urls": ["http://127.0.0.1:9/v1"]})
