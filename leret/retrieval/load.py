@@ -63,9 +63,7 @@ class EngineKind:
 
 ENGINES = {
     "bm25": EngineKind(kinds.BM25Settings, "engines.bm25:BM25Index", "index"),
-    "tantivy": EngineKind(kinds.TantivySettings, "engines.tantivy:TantivyIndex", "index"),
     "dense": EngineKind(kinds.DenseSettings, "engines.dense:DenseIndex", "index"),
-    "colbert": EngineKind(kinds.ColbertSettings, "engines.colbert:ColbertIndex", "index"),
     "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
     "remote": EngineKind(kinds.RemoteSettings, "clients.remote:Remote", "corpus"),
@@ -200,8 +198,8 @@ def model_keys() -> dict[str, str]:
     Kinds without models are omitted.
     """
     keys: dict[str, str] = {}
-    for kind, engine in ENGINES.items():
-        for name, field in engine.settings.model_fields.items():
+    for kind in (*ENGINES, *RetrieverSettings.shelf):
+        for name, field in _kind(kind).settings.model_fields.items():
             mark = mark_of(field, RecipePath)
             if mark and mark.hub:
                 keys.setdefault(kind, name)

@@ -16,12 +16,20 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationInfo, field_validator
 
-from leret.config.retriever import BM25Settings, ColbertSettings
+from leret.config.base import Free
+from leret.config.retriever import (
+    BM25Settings,
+    DenseSettings,
+    EngineSettings,
+    ModelPath,
+    without_shared_keys,
+)
 from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
 from leret.core.progress import Progress
@@ -38,6 +46,7 @@ from leret.retrieval.engines.bm25 import BM25Index
 from leret.retrieval.engines.dense import MODEL_FAULTS, DenseIndex, open_model
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
+from leret.retrieval.load import EngineKind
 
 _VECTORS = "vectors.bin"
 _LENGTHS = "lengths.bin"
@@ -45,6 +54,46 @@ _PLACE = "engine."  # prefix of the candidate engine's keys in the manifest
 _ENGINES: dict[str, Any] = {"bm25": BM25Index, "dense": DenseIndex}
 _BLOCK = 1024  # documents scored at once
 _DIGITS = 4  # decimal places of a score; further digits depend on the other queries in the batch
+
+
+class ColbertSettings(EngineSettings):
+    """A multi-vector model such as ColBERT, with the token vectors of all documents."""
+
+    kind: Literal["colbert"] = "colbert"
+    checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory or name on the hub")
+    candidates: Annotated[
+        PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)
+    ] = Field(
+        200,
+        description="number of results of `engine` to score, at least k; all or null: score all documents",
+    )
+    engine: BM25Settings | DenseSettings = Field(
+        BM25Settings(), discriminator="kind", description="engine that finds the candidates"
+    )
+    separator: str = Field(" | ", description="separator between a document's title and text")
+    doc_maxlen: PositiveInt | None = Field(
+        None, description="tokens per document; None: the checkpoint's value"
+    )
+    query_maxlen: PositiveInt | None = Field(
+        None, description="tokens per query; None: the checkpoint's value"
+    )
+    batch_size: Annotated[PositiveInt, Free()] = Field(64, description="texts per batch")
+    device: Annotated[str, Free()] = "auto"
+
+    @field_validator("engine")
+    @classmethod
+    def _finds_candidates(
+        cls, value: BM25Settings | DenseSettings, info: ValidationInfo
+    ) -> BM25Settings | DenseSettings:
+        if info.data.get("candidates", 0) is None and value != BM25Settings():
+            raise ValueError(
+                "candidates: all scores every document without an engine; remove engine or candidates"
+            )
+        if value.index is not None:
+            raise ValueError(
+                "the engine's files are part of the ColBERT index; remove engine.index"
+            )
+        return without_shared_keys(value, "the engine of kind colbert")
 
 
 class ColBERT(CallableRetriever):
@@ -312,3 +361,6 @@ def is_multi_vector(directory: Path) -> bool:
             f"{directory}: cannot read the config ({reason(error)}); choose another model"
         ) from error
     return bool(kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"})
+
+
+COLBERT = EngineKind(ColbertSettings, ColbertIndex, "index")

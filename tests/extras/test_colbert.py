@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertModel
 
-from leret.config.retriever import ColbertSettings, RetrieverSettings
+from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
-from leret.retrieval.engines.colbert import MultiVectorModel
+from leret.extras.colbert import ColbertSettings, MultiVectorModel
 from leret.retrieval.index.manifest import read_manifest
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.small import ANIMALS, colbert_checkpoint, minilm
