@@ -56,7 +56,6 @@ class RetrieverSettings(KindSettings):
     shelf: ClassVar[Mapping[str, str]] = {
         "pubmed": "leret.extras.pubmed:PUBMED",
         "clinicaltrials": "leret.extras.clinicaltrials:CLINICALTRIALS",
-        "tantivy": "leret.extras.tantivy:TANTIVY",
         "colbert": "leret.extras.colbert:COLBERT",
     }
 
@@ -157,6 +156,12 @@ class RM3Settings(_Weights):
         return BM25Settings(
             **{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"}
         )
+
+
+class TantivySettings(AnalyzerSettings, EngineSettings):
+    """BM25 by tantivy (k1 = 1.2, b = 0.75), with the index on disk."""
+
+    kind: Literal["tantivy"] = "tantivy"
 
 
 _ADVICE = "download the model there, or fix the path"

@@ -11,7 +11,6 @@ documents::
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
 from leret.core.progress import Progress
 from leret.core.types import Document, Passage, Ranking
+from leret.policies.checkpoints import read_model_json
 from leret.retrieval.base import (
     CallableRetriever,
     Documents,
@@ -351,15 +351,9 @@ def _read(
 def is_multi_vector(directory: Path) -> bool:
     """Return whether a directory is a ColBERT checkpoint or a similar model."""
     kinds = set()
-    try:
-        for path in sorted(directory.glob("config*.json")):
-            config = json.loads(path.read_bytes())
-            kinds.add(config.get("model_type"))
-            kinds.update(config.get("architectures") or ())
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise RetrievalError(
-            f"{directory}: cannot read the config ({reason(error)}); choose another model"
-        ) from error
+    for path in directory.glob("config*.json"):
+        config = read_model_json(path)
+        kinds |= {config.get("model_type"), *(config.get("architectures") or ())}
     return bool(kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"})
 
 

@@ -2,11 +2,12 @@ import math
 
 import pytest
 
+from leret.config.retriever import TantivySettings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.extras.tantivy import TantivyIndex, TantivySettings
+from leret.retrieval.engines.tantivy import TantivyIndex
 from leret.retrieval.index.documents import InMemoryDocuments
 
 pytest.importorskip("tantivy", reason="tantivy is not installed")

@@ -1,6 +1,6 @@
 """BM25 over a tantivy index on disk, for corpora too large to index with bm25s.
 
-Words come from the analyzer of `leret.retrieval.engines.bm25` and are joined by spaces, so that tantivy only splits
+Words come from the analyzer of `engines.bm25` and are joined by spaces, so that tantivy only splits
 at spaces. A query becomes a disjunction of its words and never reaches tantivy's query parser.
 Scores differ from bm25s: tantivy fixes k1 = 1.2 and b = 0.75, and rounds the lengths of long
 documents.
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from leret.config.retriever import AnalyzerSettings, EngineSettings
+from leret.config.retriever import TantivySettings
 from leret.core.errors import RetrievalError, import_optional
 from leret.core.progress import Progress
 from leret.core.types import Ranking
@@ -24,19 +24,12 @@ from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.engines.bm25 import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine
-from leret.retrieval.load import EngineKind
 
 _FOLDER = "tantivy"
 _HEAP = 256_000_000  # bytes that a build buffers in memory before it writes to disk
 _REPORTED = 10_000
 _BATCH = 64
 """Queries searched at once. With thousands, Python's garbage collector takes 5 % of the time."""
-
-
-class TantivySettings(AnalyzerSettings, EngineSettings):
-    """BM25 by tantivy (k1 = 1.2, b = 0.75), with the index on disk."""
-
-    kind: Literal["tantivy"] = "tantivy"
 
 
 class Tantivy(CallableRetriever):
@@ -171,6 +164,3 @@ class TantivyIndex(IndexEngine):
                 f"{directory}: tantivy cannot open the index ({error}); build it again"
             ) from error
         return Tantivy(documents, index, self.settings)
-
-
-TANTIVY = EngineKind(TantivySettings, TantivyIndex, "index")
