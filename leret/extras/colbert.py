@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +42,18 @@ from leret.retrieval.base import (
     search_valid,
     to_valid_utf8,
 )
-from leret.retrieval.engines.bm25 import BM25Index
-from leret.retrieval.engines.dense import MODEL_FAULTS, DenseIndex, open_model
+from leret.retrieval.engines.dense import MODEL_FAULTS, open_model
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
-from leret.retrieval.load import EngineKind
+from leret.retrieval.load import ENGINES, EngineKind, index_engine
+
+if TYPE_CHECKING:
+    from leret.retrieval.engines.bm25 import BM25Index
+    from leret.retrieval.engines.dense import DenseIndex
 
 _VECTORS = "vectors.bin"
 _LENGTHS = "lengths.bin"
 _PLACE = "engine."  # prefix of the candidate engine's keys in the manifest
-_ENGINES: dict[str, Any] = {"bm25": BM25Index, "dense": DenseIndex}
 _BLOCK = 1024  # documents scored at once
 _DIGITS = 4  # decimal places of a score; further digits depend on the other queries in the batch
 
@@ -172,10 +174,9 @@ class ColbertIndex(IndexEngine):
     def of(cls, settings: ColbertSettings) -> Self:
         checkpoint = find_model(settings.checkpoint, "retriever.checkpoint")
         content = model_digest(checkpoint)
-        first = None
+        first: Any = None
         if settings.candidates is not None:
-            kind = _ENGINES[settings.engine.kind]
-            first = getattr(kind, "of", kind)(settings.engine)
+            first = index_engine(settings.engine)
         return cls(settings, checkpoint, content, first)
 
     @classmethod
@@ -185,7 +186,7 @@ class ColbertIndex(IndexEngine):
         content = values.pop("checkpoint")
         engine = values.pop("engine", None)
         require_model(checkpoint, content, directory)
-        first: BM25Index | DenseIndex = BM25Index(BM25Settings())
+        first: Any = index_engine(BM25Settings())
         if engine is not None:
             paths = {}
             for key, path in manifest.places.items():
@@ -193,7 +194,7 @@ class ColbertIndex(IndexEngine):
                     paths[key.removeprefix(_PLACE)] = path
             keys = {key: value for key, value in engine.items() if key != "kind"}
             part = manifest.model_copy(update={"settings": keys, "places": paths})
-            first = _ENGINES[engine["kind"]].from_manifest(part, directory)
+            first = ENGINES[engine["kind"]].load().from_manifest(part, directory)
         settings = ColbertSettings(checkpoint=str(checkpoint), engine=first.settings, **values)
         return cls(settings, checkpoint, content, None if settings.candidates is None else first)
 

@@ -133,7 +133,7 @@ def _open_or_build(
         if not (shared and (directory / MANIFEST).exists()):
             write_manifest(plan_index(settings, corpus), directory)
         return _with_source(directory, engine(*parts, settings))
-    index = _index_engine(settings)
+    index = index_engine(settings)
     planned = Manifest.planned(index, corpus)
     if shared and directory.exists():
         manifest = read_manifest(directory)
@@ -147,7 +147,8 @@ def _open_or_build(
     return _open(index, directory)
 
 
-def _index_engine(settings: RetrieverSettings) -> IndexEngine:
+def index_engine(settings: RetrieverSettings) -> IndexEngine:
+    """Return the engine that builds and opens an index with these settings."""
     engine = _kind(settings.kind).load()
     return cast(IndexEngine, getattr(engine, "of", engine)(settings))
 
@@ -159,7 +160,7 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
     """
     kind = _kind(settings.kind)
     if kind.role == "index":
-        return Manifest.planned(_index_engine(settings), corpus)
+        return Manifest.planned(index_engine(settings), corpus)
     if kind.role != "composite":
         raise RetrievalError(
             f"retriever.kind {settings.kind} has no index to build; choose a kind with an index"
@@ -186,7 +187,7 @@ def build_index(
     For a composite, build only missing or outdated parts.
     """
     if _kind(settings.kind).role == "index":
-        return write_index(_index_engine(settings), corpus, directory, progress)
+        return write_index(index_engine(settings), corpus, directory, progress)
     planned = plan_index(settings, corpus)
     for folder, part in _kind(settings.kind).load().parts(settings).items():
         _open_or_build(part, corpus, directory / planned.places[folder], progress, shared=False)
