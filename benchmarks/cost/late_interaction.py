@@ -87,8 +87,8 @@ def _plaid(folder: Path, checkpoint: str, queries: list[str], texts: list[str]) 
 def ours(arguments: argparse.Namespace) -> dict[str, Any]:
     """Build leret's index, ask for colbert-ai's figures, and return the comparison."""
     from benchmarks.cost.retrieval import _data, more_documents
-    from leret.config.retriever import ColbertSettings
     from leret.datasets.corpus import Corpus
+    from leret.extras.colbert import ColbertSettings
     from leret.retrieval.load import load_retriever
 
     folder, data = arguments.work, _data(arguments.data)

@@ -111,10 +111,10 @@ def by_trl(run, algorithm, out, given):
 def by_grpo(run, side, out, given):
     from trl import GRPOTrainer  # noqa: F401
 
+    from leret.extras.trl import StoredStates
     from leret.policies.local.policy import LocalPolicy
     from leret.rollouts.rounds import RoundSampler
     from leret.training.rounds.grpo import GRPORecipe
-    from leret.training.rounds.trl import StoredStates
     from leret.training.stage import train
 
     spent = {"sampled": 0.0, "completed": 0.0, "scored": 0.0}

@@ -57,53 +57,12 @@ _LOUD = (
 )
 
 
-_REPLACED = {
-    "data fetch": "python -m leret.extras.fetch LIST --out DIR",
-    "eval-retriever": "leret search INDEX --questions FILE",
-    "index info": "leret index check INDEX",
-    "pairs": "leret rescore --run RUN",
-    "recipes copy": "leret recipes show NAME --out DIR",
-    "report": "leret view RUN --report",
-    "rewards": "leret recipes list",
-    "runs": "leret compare DIR",
-    "score": "python -m leret.extras.score FILE",
-    "store merge": "leret sample RECIPE --run RUN --merge SHARD",
-    "trial": "leret sample RECIPE --trial",
-    "sample --engine": "--workers N",
-    "serve retriever --drain": "--set drain_s=S",
-    "serve retriever --max-batch": "--set max_batch=N",
-    "serve retriever --max-body-mb": "--set max_body=BYTES",
-    "serve retriever --max-documents": "--set max_documents=N",
-    "serve retriever --max-k": "--set max_k=N",
-    "serve retriever --max-waiting": "--set max_waiting=N",
-    "data inspect --skip-invalid": "--set data.skip_invalid=true",
-    "index build --skip-invalid": "--set data.skip_invalid=true",
-    "sample --skip-invalid": "--set data.skip_invalid=true",
-    "store export --force": "another --out, or remove the file",
-    "store export --to": "--out FILE.jsonl or --out FILE.parquet",
-}
-"""Commands and options of earlier versions, with what replaces them."""
 _GLOBAL = ("--debug", "--json")
 """Flags that may stand anywhere on the command line."""
 _WITHOUT_JSON = ("serve", "view")
 
 
-class _Group(typer.core.TyperGroup):
-    """Group that names the replacement of a command of an earlier version."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        names = [args[0]]
-        context = ctx
-        while context.parent is not None:
-            names.insert(0, context.info_name)
-            context = context.parent
-        command = " ".join(names)
-        if args[0] not in self.commands and command in _REPLACED:
-            ctx.fail(f"no command '{command}'; use `{_REPLACED[command]}`")
-        return super().resolve_command(ctx, args)
-
-
-class _Application(_Group):
+class _Application(typer.core.TyperGroup):
     """Root command that turns each error into one message and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -184,7 +143,7 @@ for panel, name, group in (
     (_DATA, "index", index.app),
     (_SERVING, "serve", serve.app),
 ):
-    app.add_typer(group, name=name, cls=_Group, rich_help_panel=panel)
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 @contextmanager
@@ -217,10 +176,6 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
     if hasattr(error, "format_message"):
         command = error.ctx.command_path if error.ctx else "leret"
         message = error.format_message().rstrip(".")
-        option = f"{command.partition(' ')[2]} {getattr(error, 'option_name', '')}"
-        replacement = _REPLACED.get(option)
-        if replacement is not None:
-            message = f"no such option: {error.option_name}; use {replacement}"
         return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
     if isinstance(error, LeretError):
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]

@@ -58,7 +58,7 @@ def demo(
 ) -> None:
     """Train a small language model to search. Takes a few minutes, without GPU or network."""
     from leret.cli.run import show
-    from leret.demo.loop import demo as run_demo
+    from leret.demo import run_demo
 
     with shown() as progress:
         report = run_demo(run, seed=seed, progress=progress)

@@ -29,6 +29,7 @@ class DataSettings(KindSettings):
         "babilong": "leret.extras.babilong:BABILONG",
         "dialogue": "leret.extras.dialogue:DIALOGUE",
         "medquad": "leret.extras.medquad:MEDQUAD",
+        "personas": "leret.extras.personas:PERSONAS",
     }
 
     kind: KindName

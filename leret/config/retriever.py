@@ -14,7 +14,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     SerializeAsAny,
-    ValidationInfo,
     field_validator,
 )
 
@@ -57,6 +56,7 @@ class RetrieverSettings(KindSettings):
     shelf: ClassVar[Mapping[str, str]] = {
         "pubmed": "leret.extras.pubmed:PUBMED",
         "clinicaltrials": "leret.extras.clinicaltrials:CLINICALTRIALS",
+        "colbert": "leret.extras.colbert:COLBERT",
     }
 
     kind: KindName
@@ -204,50 +204,11 @@ class DenseSettings(EngineSettings):
     device: Annotated[str, Free()] = "auto"
 
 
-class ColbertSettings(EngineSettings):
-    """A multi-vector model such as ColBERT, with the token vectors of all documents."""
-
-    kind: Literal["colbert"] = "colbert"
-    checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory or name on the hub")
-    candidates: Annotated[
-        PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)
-    ] = Field(
-        200,
-        description="number of results of `engine` to score, at least k; all or null: score all documents",
-    )
-    engine: BM25Settings | DenseSettings = Field(
-        BM25Settings(), discriminator="kind", description="engine that finds the candidates"
-    )
-    separator: str = Field(" | ", description="separator between a document's title and text")
-    doc_maxlen: PositiveInt | None = Field(
-        None, description="tokens per document; None: the checkpoint's value"
-    )
-    query_maxlen: PositiveInt | None = Field(
-        None, description="tokens per query; None: the checkpoint's value"
-    )
-    batch_size: Annotated[PositiveInt, Free()] = Field(64, description="texts per batch")
-    device: Annotated[str, Free()] = "auto"
-
-    @field_validator("engine")
-    @classmethod
-    def _finds_candidates(
-        cls, value: BM25Settings | DenseSettings, info: ValidationInfo
-    ) -> BM25Settings | DenseSettings:
-        if info.data.get("candidates", 0) is None and value != BM25Settings():
-            raise ValueError(
-                "candidates: all scores every document without an engine; remove engine or candidates"
-            )
-        if value.index is not None:
-            raise ValueError(
-                "the engine's files are part of the ColBERT index; remove engine.index"
-            )
-        return _without_shared_keys(value, "the engine of kind colbert")
-
-
 E = TypeVar("E", bound=RetrieverSettings)
 
 
-def _without_shared_keys(engine: E, owner: str) -> E:
+def without_shared_keys(engine: E, owner: str) -> E:
+    """Return an engine inside another section; ValueError if it sets a key of the whole retriever."""
     for key in ("k", "exclude_seen", "cache"):
         if getattr(engine, key) != type(engine).model_fields[key].default:
             raise ValueError(f"{owner} cannot set {key}; set retriever.{key} instead")
@@ -257,7 +218,7 @@ def _without_shared_keys(engine: E, owner: str) -> E:
 RetrieverName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 OtherRetriever = Annotated[
     SerializeAsAny[RetrieverSettings],
-    AfterValidator(lambda settings: _without_shared_keys(settings, "a retriever of an evaluation")),
+    AfterValidator(lambda settings: without_shared_keys(settings, "a retriever of an evaluation")),
 ]
 LocalEngine = SerializeAsAny[EngineSettings]
 Weight = Annotated[FiniteFloat, Field(ge=0)]
@@ -298,7 +259,7 @@ class HybridSettings(IndexedSettings, FusionSettings):
     def _says_no_more(
         cls, value: tuple[LocalEngine, LocalEngine]
     ) -> tuple[LocalEngine, LocalEngine]:
-        first, second = (_without_shared_keys(engine, "an engine of a hybrid") for engine in value)
+        first, second = (without_shared_keys(engine, "an engine of a hybrid") for engine in value)
         return first, second
 
 

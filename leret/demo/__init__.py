@@ -1,18 +1,34 @@
-"""A generated world of questions and documents, with a program and a metric for it.
+"""A generated world of questions and documents, with a program and a metric for it, and `leret demo`.
 
 The shipped policy ``demo`` knows the world's words.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
+from leret.core.progress import Progress
+from leret.core.runs import Run
 from leret.programs.search import Found, Search
 
 if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
+
+TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
+"""Training recipes of `leret demo`, in order.
+
+demo-sft-more is a control with as many steps as the two recipes before it together.
+"""
+_OF_SFT = 2  # the first two stages, sampling and demo-sft, are needed by all others
+_STOP_S = 30.0
 
 
 class ExampleData(NamedTuple):
@@ -70,3 +86,59 @@ def recall(
 ) -> float:
     """Return the share of the example's relevant documents that the program found; a DSPy metric."""
     return len(set(example.gold) & set(prediction.doc_ids)) / len(example.gold)
+
+
+def run_demo(out: Path, seed: int = 0, progress: Progress | None = None) -> Any:
+    """Sample, train and evaluate in the run directory ``out``, or continue a stopped demo there.
+
+    Return the report of the evaluation.
+    """
+    from leret.config.evaluation import EvalRecipe
+    from leret.config.load import load_recipe
+    from leret.config.sampling import SamplingRecipe
+    from leret.optimize.rounds import Recipe, run_stage, schedule
+    from leret.training.algorithms import TrainingRecipe
+
+    recipes: list[Recipe] = [
+        load_recipe(
+            "sampling/demo.yaml", SamplingRecipe, [f"data.seed={seed}", f"sampling.seed={seed}"]
+        ),
+        *(
+            load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
+            for name in TRAININGS
+        ),
+        load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]),
+    ]
+    run = Run.create(out)
+    stages = schedule(recipes, run)
+    for stage in stages[:_OF_SFT]:
+        run_stage(stage, run, progress=progress)
+    with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
+        for stage in stages[_OF_SFT:-2]:
+            run_stage(stage, run, progress=progress)
+    # These stages have run in the other process. If it failed, they run again; if not, their
+    # results are read.
+    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]
+    return report
+
+
+@contextmanager
+def _beside(run: Run, seed: int) -> Iterator[None]:
+    """Run the last training recipe and the evaluation in another process.
+
+    Leaving the block waits for the process.
+    """
+    from leret.http.endpoints import ApiKey
+    from leret.policies.serving.process import ServerProcess
+
+    recipes = [f"training/{TRAININGS[-1]}.yaml", "eval/demo.yaml"]
+    seeds = ["--set", f"train.seed={seed}", "--set", f"eval.seed={seed}"]
+    words = ["run", *recipes, "--run", str(run.path), *seeds]
+    log = run.cache / f"{TRAININGS[-1]}.log"
+    process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
+    try:
+        yield
+        while process.exit_code() is None:
+            time.sleep(0.1)
+    finally:
+        process.stop(_STOP_S)  # time to save a checkpoint

@@ -73,9 +73,6 @@ ORACLE = "oracle-titles"
 RM3 = "rm3"
 BASE = "base"
 HYDE = "hyde"
-_REMOVED = ("best-of-", "fused:")
-"""Prefixes of systems that earlier versions evaluated."""
-
 CONCURRENCY = 256
 """Maximum number of questions in flight; waiting requests are decoded in one batch."""
 
@@ -290,11 +287,6 @@ def select(
             wanted |= {system.name for system in of_run if system.kind == "policy"}
         elif name in systems:
             wanted.add(name)
-        elif name.startswith(_REMOVED):
-            problems.append(
-                f"systems: {name!r} is no longer evaluated; remove it, or use an earlier version "
-                "of leret"
-            )
         else:
             hint = nearest(name, systems) or ";"
             problems.append(

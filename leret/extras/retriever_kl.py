@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from leret.config.load import sampling_recipe_of
-from leret.config.retriever import ColbertSettings, DenseSettings, HybridSettings, RetrieverSettings
+from leret.config.retriever import DenseSettings, HybridSettings, RetrieverSettings
 from leret.config.training import TrainingRecipe
 from leret.core.bundled import find_model, model_digest
 from leret.core.errors import RunError, TrainingError, import_optional
 from leret.core.runs import Run
 from leret.core.types import Document, Sample
+from leret.extras.colbert import ColbertSettings, is_multi_vector
 from leret.retrieval.base import to_valid_utf8
-from leret.retrieval.engines.colbert import is_multi_vector
 from leret.retrieval.engines.dense import open_model
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.environment import Environment

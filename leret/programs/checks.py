@@ -20,6 +20,7 @@ from leret.core.dspy_internals import QUIET, StandInLM, lm15, messages_of, text_
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
+from leret.policies.local.chat_template import n_common
 from leret.programs.load import bound_inputs
 from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
@@ -249,11 +250,7 @@ def message_difference(
                 f"  message {place}: role {our_role} ({our_name}) vs. {their_role} ({their_name})"
             )
         texts = (str(our.get("content")), str(their.get("content")))
-        start = 0
-        for our_character, their_character in zip(*texts, strict=False):
-            if our_character != their_character:
-                break
-            start += 1
+        start = n_common(*texts)
         width = max(map(len, names)) + 1
         lines = [f"  message {place} ({our_role}), from character {start}:"]
         for name, text in zip(names, texts, strict=True):

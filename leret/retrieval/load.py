@@ -65,7 +65,6 @@ ENGINES = {
     "bm25": EngineKind(kinds.BM25Settings, "engines.bm25:BM25Index", "index"),
     "tantivy": EngineKind(kinds.TantivySettings, "engines.tantivy:TantivyIndex", "index"),
     "dense": EngineKind(kinds.DenseSettings, "engines.dense:DenseIndex", "index"),
-    "colbert": EngineKind(kinds.ColbertSettings, "engines.colbert:ColbertIndex", "index"),
     "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
     "remote": EngineKind(kinds.RemoteSettings, "clients.remote:Remote", "corpus"),
@@ -134,7 +133,7 @@ def _open_or_build(
         if not (shared and (directory / MANIFEST).exists()):
             write_manifest(plan_index(settings, corpus), directory)
         return _with_source(directory, engine(*parts, settings))
-    index = _index_engine(settings)
+    index = index_engine(settings)
     planned = Manifest.planned(index, corpus)
     if shared and directory.exists():
         manifest = read_manifest(directory)
@@ -148,7 +147,8 @@ def _open_or_build(
     return _open(index, directory)
 
 
-def _index_engine(settings: RetrieverSettings) -> IndexEngine:
+def index_engine(settings: RetrieverSettings) -> IndexEngine:
+    """Return the engine that builds and opens an index with these settings."""
     engine = _kind(settings.kind).load()
     return cast(IndexEngine, getattr(engine, "of", engine)(settings))
 
@@ -160,7 +160,7 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
     """
     kind = _kind(settings.kind)
     if kind.role == "index":
-        return Manifest.planned(_index_engine(settings), corpus)
+        return Manifest.planned(index_engine(settings), corpus)
     if kind.role != "composite":
         raise RetrievalError(
             f"retriever.kind {settings.kind} has no index to build; choose a kind with an index"
@@ -187,7 +187,7 @@ def build_index(
     For a composite, build only missing or outdated parts.
     """
     if _kind(settings.kind).role == "index":
-        return write_index(_index_engine(settings), corpus, directory, progress)
+        return write_index(index_engine(settings), corpus, directory, progress)
     planned = plan_index(settings, corpus)
     for folder, part in _kind(settings.kind).load().parts(settings).items():
         _open_or_build(part, corpus, directory / planned.places[folder], progress, shared=False)
@@ -200,8 +200,8 @@ def model_keys() -> dict[str, str]:
     Kinds without models are omitted.
     """
     keys: dict[str, str] = {}
-    for kind, engine in ENGINES.items():
-        for name, field in engine.settings.model_fields.items():
+    for kind in (*ENGINES, *RetrieverSettings.shelf):
+        for name, field in _kind(kind).settings.model_fields.items():
             mark = mark_of(field, RecipePath)
             if mark and mark.hub:
                 keys.setdefault(kind, name)

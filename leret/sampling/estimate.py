@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 from leret.config.base import resolve_paths
-from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
-from leret.core.types import Passage, Ranking, Task
-from leret.policies.checkpoints import load_tokenizer, policy_directory, read_model_json
-from leret.policies.local.chat_template import PromptEncoder
+from leret.core.types import Ranking, Task
 from leret.programs.checks import made_up_path
-from leret.programs.needs import NeedsCompletion
-from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.environment import Environment
@@ -39,8 +32,6 @@ class SampleEstimate:
         lm_calls: completions, including completions for the prompt bank.
         bank_share: share of the prompt bank in ``lm_calls``.
         stored_samples: samples in the store, from all policies.
-        prompt_tokens: length of the longest few-shot prompt tried; None if the policy is not in a
-            local directory.
     """
 
     questions: int
@@ -52,8 +43,6 @@ class SampleEstimate:
     stored_samples: int
     bank_ready: bool
     notes: Sequence[str] = ()
-    prompt_tokens: int | None = None
-    positions: int | None = None
     bank_share: float = 0.0
 
 
@@ -63,8 +52,7 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     settings = recipe.sampling
     for spec in settings.rewards:
         scoring(spec, "sampling.reward")
-    questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
-    n_questions = len(questions)
+    n_questions = len(environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part))
     steps = steps_of(environment)
     bank_ready = settings.n_few_shot == 0 or (
         run.manifest_path.is_file() and run.manifest.bank is not None
@@ -94,12 +82,11 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     )  # a sample continues for half of the other steps on average
     if settings.credit == "auto" and len(environment.replay.names) > 1:
         more += min(LOOKED_AT, n_questions) * steps
-    lengths = _lengths(environment, questions[:20])
     n_calls = samples + more + bank_calls
     share = bank_calls / max(1, n_calls)
     notes = [*environment.notes(), *_bank_notes(share, candidates)]
     counts = (n_questions, steps, states, samples, bank_calls, n_calls, n_stored, bank_ready)
-    return SampleEstimate(*counts, notes, *lengths, round(share, 2))
+    return SampleEstimate(*counts, notes, round(share, 2))
 
 
 def _bank_notes(share: float, n_candidates: int) -> list[str]:
@@ -111,68 +98,25 @@ def _bank_notes(share: float, n_candidates: int) -> list[str]:
     ]
 
 
+class _NoPassages:
+    """A retriever that finds nothing."""
+
+    digest = "none"
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        return [()] * len(queries)
+
+
 def steps_of(environment: Environment) -> int | None:
     """Count LM calls in a program run with made-up outputs and empty rankings.
 
     None if the program fails on them.
     """
-    needs, why = _made_up_path(environment, Task.question("?", "?"), iter(()))
-    return None if why else len(needs)
 
-
-def _made_up_path(
-    environment: Environment, task: Task, passages: Iterator[Passage]
-) -> tuple[list[NeedsCompletion], str | None]:
-    class Passages:
-        digest = "made up"
-
-        def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-            return [tuple(islice(passages, k)) for _ in queries]
-
-    async def run() -> tuple[list[NeedsCompletion], str | None]:
-        searches = SearchBatcher(Passages())
-        try:
-            return await made_up_path(environment.runner(searches), task)
-        finally:
-            searches.close()
+    async def run() -> int | None:
+        with closing(SearchBatcher(_NoPassages())) as searches:
+            runner = environment.runner(searches)
+            needs, why = await made_up_path(runner, Task.question("?", "?"))
+            return None if why else len(needs)
 
     return asyncio.run(run())
-
-
-def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
-    """Return the length of the longest prompt with the corpus's passages, and the context length."""
-    policy, formatter, settings = (
-        environment.recipe.policy,
-        environment.formatter,
-        environment.recipe.sampling,
-    )
-    path = policy_directory(policy.model) or Path(policy.model)
-    config = read_model_json(path / "config.json") if path.is_dir() else {}
-    positions = config.get(
-        "max_position_embeddings", config.get("n_positions")
-    )  # the name in GPT-2
-    if not isinstance(policy, LocalPolicySettings) or positions is None:
-        return None, None
-    tokenizer = load_tokenizer(path, policy.template)
-    zero_shot, few_shot = (
-        PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None)
-    )
-    n_demos = settings.bank.max_demos if settings.n_few_shot else 0
-    passages = cycle(
-        Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(environment.corpus.values(), 1000)
-    )
-    demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    longest = 0
-    for question in questions:
-        for need in _made_up_path(environment, question, passages)[0]:
-            name = need.predictor
-            examples = demos[name]
-            if name in environment.replay.picks or name in environment.recipe.policies:
-                continue
-            zero_shot.encode(formatter.messages(need))
-            messages = formatter.messages(need, Prompt("1", {name: examples[:n_demos]}))
-            longest = max(longest, len(few_shot.encode(messages).token_ids))
-            examples.append(
-                {**need.inputs, **dict.fromkeys(need.call.signature.output_fields, question.text)}
-            )
-    return longest or None, positions

@@ -25,7 +25,7 @@ from leret.core.runs import Run, machine, versions
 from leret.core.types import Failure, Sample, SamplingParams, State, Task
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.load import open_policies, policy_for, sampled_policy
-from leret.policies.local.chat_template import dated
+from leret.policies.local.chat_template import dated, n_common
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
@@ -408,11 +408,7 @@ def difference(stored: Sample, now: Sample, tolerance: float) -> tuple[Part, str
 
 def _first_difference(stored: Sequence[object], now: Sequence[object]) -> str:
     """Return the number of the first item that differs, from 1, and this item (or text) of both."""
-    same = 0
-    for before, after in zip(stored, now, strict=False):
-        if before != after:
-            break
-        same += 1
+    same = n_common(stored, now)
     items = slice(same, same + (_SHOWN if isinstance(stored, str) else 1))
     return f"{same + 1}: {stored[items]!r} in the store, {now[items]!r} now"
 

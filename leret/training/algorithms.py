@@ -70,7 +70,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 TrainingRecipe.table = ALGORITHMS
 TrainingRecipe.shelf = {"retriever-kl": "leret.extras.retriever_kl:RETRIEVER_KL"}
 TrainingRecipe.engines = {
-    "trl": "leret.training.rounds.trl:ENGINE",
+    "trl": "leret.extras.trl:ENGINE",
     "tinker": "leret.extras.tinker_training:ENGINE",
     "live-index": "leret.extras.live_index:ENGINE",
     "keep-rollouts": "leret.extras.keep_rollouts:ENGINE",

@@ -4,14 +4,13 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from leret.__main__ import main
-from leret.cli.app import _REPLACED, app
+from leret.cli.app import app
 from leret.rewards import REWARDS
 from scripts.figures import surface
 from tests.first_steps import leret
@@ -43,22 +42,6 @@ def test_the_commands_and_their_options_stay_few():
     assert surface() == {"commands": 23, "options": 100, "arguments": 18}
 
 
-def test_every_replacement_of_a_command_exists():
-    found = [" ".join(way) for way in commands(get_command(app))]
-    for before, replacement in _REPLACED.items():
-        if "--" in before:
-            continue
-        assert before not in found
-        if replacement.startswith("python -m "):
-            assert find_spec(replacement.split()[2]), replacement
-            continue
-        assert any(
-            replacement.startswith(f"leret {command} ") or replacement == f"leret {command}" for command in found
-        )
-        for flag in re.findall(r"--[a-z-]+", replacement):
-            assert flag in leret(*re.findall(r"[a-z]+", replacement.split("--")[0])[1:], "--help")[1], replacement
-
-
 def test_json_is_one_object_alone(tmp_path):
     listed = json.loads(leret("recipes", "list", "--json")[1])
     assert listed["recipes"]["training/demo-sft.yaml"].startswith("SFT of the demo")
@@ -74,10 +57,6 @@ def test_json_is_one_object_alone(tmp_path):
      (["nope"], "leret: no such command 'nope'"), (["store", "chek"], "id you mean 'check'"),
      (["--odd"], "leret: no such"), (["rescore", "--run", "R", "--strategy", "odd"], "'odd'"),
      (["rescore", "--run", "R", "--max-pairs", "0"], "'--max-pairs'"),
-     (["runs"], "leret: no command 'runs'; use `leret compare DIR`; see"),
-     (["rewards", "test", "ap"], "use `leret recipes list`"),
-     (["store", "merge", "a", "b"], "use `leret sample RECIPE --run RUN --merge SHARD`"),
-     (["sample", "demo", "--skip-invalid"], "no such option: --skip-invalid; use --set data.skip_invalid=true;"),
      (["serve", "policy", "demo", "--json"], "`leret serve` prints no JSON; remove --json"),
      (["recipes", "show", "dmo-sft"], "did you mean training/demo-sft.yaml?")]
 )  # fmt: skip

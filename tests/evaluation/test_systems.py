@@ -100,12 +100,6 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
         available(run, {}, {})
 
 
-@pytest.mark.parametrize("name", ["best-of-8:base", "fused:base"])
-def test_a_system_of_an_earlier_version_is_refused(run, name):
-    with pytest.raises(ConfigError, match=f"systems: '{name}' is no longer evaluated; remove it"):
-        select((name,), available(run, {}, {}))
-
-
 def test_a_retriever_is_used_with_all_systems_unless_some_are_named_for_it(run):
     trained(run, "sft")
     known = available(run, {}, {}, ["dense", "hybrid"])

@@ -21,6 +21,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.datasets.splits import split_of
 from leret.evaluation.stage import evaluate
+from leret.extras.trl import GRPOWithTRL
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.local.decoder import Decoder, Generated
 from leret.policies.tool_calls import read_calls
@@ -29,7 +30,6 @@ from leret.sampling.store.store import Store
 from leret.training.data import plain
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.rloo import RLOORecipe
-from leret.training.rounds.trl import GRPOWithTRL
 from leret.training.stage import train
 from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe, sft_rows

@@ -16,7 +16,6 @@ from leret.datasets.formats.jsonl import CHUNKS, JSONL
 from leret.datasets.formats.official import EPISODES, HOTPOTQA, HOVER, MUSIQUE, TWO_WIKI
 from leret.datasets.records import Problems, Reader, records
 from leret.datasets.world.generate import WorldReader
-from leret.datasets.world.personas import generate_personas
 
 __all__ = ["READERS", "Reader", "detect_kind", "reader_of"]
 
@@ -30,7 +29,6 @@ READERS: dict[str, Reader] = {
     "hotpotqa": HOTPOTQA,
     "episodes": EPISODES,
     "world": WorldReader(),
-    "personas": WorldReader(generate_personas),
 }
 """Readers by kind.
 

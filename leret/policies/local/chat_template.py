@@ -312,11 +312,11 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(starts, default=None)]
 
 
-def n_common(tokens: Sequence[int], prefix: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two token sequences."""
+def n_common(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the longest common prefix of two texts or token sequences."""
     n = 0
-    for token, prefix_token in zip(tokens, prefix, strict=False):
-        if token != prefix_token:
+    for item, second_item in zip(first, second, strict=False):
+        if item != second_item:
             break
         n += 1
     return n

@@ -4,9 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from leret.config.load import load_recipe
+from leret.extras.trl import ENGINE, GRPOWithTRL, RLOOWithTRL
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe, algorithm_of
 from leret.training.rounds.grpo import GRPORecipe
-from leret.training.rounds.trl import ENGINE, GRPOWithTRL, RLOOWithTRL
 from tests.sampling.fakes import ROOT
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import RetrievalError, TrainingError
+from leret.extras.trl import GRPOWithTRL, RLOOWithTRL, StoredStates
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment, training_tasks
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
-from leret.training.rounds.trl import GRPOWithTRL, RLOOWithTRL, StoredStates
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of
+from tests.training.rounds.conftest import run  # noqa: F401
 from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, weights_of
 
 KEYS = {**ONLINE, "max_steps": 2, "per_device_train_batch_size": 8, "save_steps": 1}
@@ -20,7 +21,7 @@ GRPO = GRPOWithTRL(**KEYS)
 
 
 @pytest.fixture
-def sampled(run):
+def sampled(run):  # noqa: F811
     recipe = run.section("sampling", "")
     sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), run)
     return run

@@ -20,6 +20,7 @@ from leret.core import yaml
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.world.cast import CITIES, LISTS, Names
+from leret.datasets.world.generate import WorldReader
 
 _GAZETTES = 0.3  # share of personas with a gazette
 _MOST = 600  # dialogues; the lexicon has no more names of companies
@@ -36,7 +37,7 @@ class Fact:
     reply: str
 
 
-_FILE = resources.files("leret.datasets.world") / "facts.yaml"
+_FILE = resources.files("leret.extras") / "facts.yaml"
 _FACTS = yaml.load(_FILE.read_text(encoding="utf-8"))
 _LISTS: dict[str, Sequence[Any]] = {**LISTS, "YEARS": range(1930, 2000)}
 
@@ -104,3 +105,6 @@ def _gazette(rng: random.Random, names: Names, persona: list[Fact]) -> Document:
     city = rng.choice(CITIES)
     text = f"The gazette of {city} is about {first.name} and {second.name}."
     return Document(names.doc_id(), f"{city} Gazette", text)
+
+
+PERSONAS = WorldReader(generate_personas)

@@ -11,21 +11,29 @@ documents::
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationInfo, field_validator
 
-from leret.config.retriever import BM25Settings, ColbertSettings
+from leret.config.base import Free
+from leret.config.retriever import (
+    BM25Settings,
+    DenseSettings,
+    EngineSettings,
+    ModelPath,
+    without_shared_keys,
+)
 from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
 from leret.core.progress import Progress
 from leret.core.types import Document, Passage, Ranking
+from leret.policies.checkpoints import read_model_json
 from leret.retrieval.base import (
     CallableRetriever,
     Documents,
@@ -34,17 +42,60 @@ from leret.retrieval.base import (
     search_valid,
     to_valid_utf8,
 )
-from leret.retrieval.engines.bm25 import BM25Index
-from leret.retrieval.engines.dense import MODEL_FAULTS, DenseIndex, open_model
+from leret.retrieval.engines.dense import MODEL_FAULTS, open_model
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
+from leret.retrieval.load import ENGINES, EngineKind, index_engine
+
+if TYPE_CHECKING:
+    from leret.retrieval.engines.bm25 import BM25Index
+    from leret.retrieval.engines.dense import DenseIndex
 
 _VECTORS = "vectors.bin"
 _LENGTHS = "lengths.bin"
 _PLACE = "engine."  # prefix of the candidate engine's keys in the manifest
-_ENGINES: dict[str, Any] = {"bm25": BM25Index, "dense": DenseIndex}
 _BLOCK = 1024  # documents scored at once
 _DIGITS = 4  # decimal places of a score; further digits depend on the other queries in the batch
+
+
+class ColbertSettings(EngineSettings):
+    """A multi-vector model such as ColBERT, with the token vectors of all documents."""
+
+    kind: Literal["colbert"] = "colbert"
+    checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory or name on the hub")
+    candidates: Annotated[
+        PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)
+    ] = Field(
+        200,
+        description="number of results of `engine` to score, at least k; all or null: score all documents",
+    )
+    engine: BM25Settings | DenseSettings = Field(
+        BM25Settings(), discriminator="kind", description="engine that finds the candidates"
+    )
+    separator: str = Field(" | ", description="separator between a document's title and text")
+    doc_maxlen: PositiveInt | None = Field(
+        None, description="tokens per document; None: the checkpoint's value"
+    )
+    query_maxlen: PositiveInt | None = Field(
+        None, description="tokens per query; None: the checkpoint's value"
+    )
+    batch_size: Annotated[PositiveInt, Free()] = Field(64, description="texts per batch")
+    device: Annotated[str, Free()] = "auto"
+
+    @field_validator("engine")
+    @classmethod
+    def _finds_candidates(
+        cls, value: BM25Settings | DenseSettings, info: ValidationInfo
+    ) -> BM25Settings | DenseSettings:
+        if info.data.get("candidates", 0) is None and value != BM25Settings():
+            raise ValueError(
+                "candidates: all scores every document without an engine; remove engine or candidates"
+            )
+        if value.index is not None:
+            raise ValueError(
+                "the engine's files are part of the ColBERT index; remove engine.index"
+            )
+        return without_shared_keys(value, "the engine of kind colbert")
 
 
 class ColBERT(CallableRetriever):
@@ -123,10 +174,9 @@ class ColbertIndex(IndexEngine):
     def of(cls, settings: ColbertSettings) -> Self:
         checkpoint = find_model(settings.checkpoint, "retriever.checkpoint")
         content = model_digest(checkpoint)
-        first = None
+        first: Any = None
         if settings.candidates is not None:
-            kind = _ENGINES[settings.engine.kind]
-            first = getattr(kind, "of", kind)(settings.engine)
+            first = index_engine(settings.engine)
         return cls(settings, checkpoint, content, first)
 
     @classmethod
@@ -136,7 +186,7 @@ class ColbertIndex(IndexEngine):
         content = values.pop("checkpoint")
         engine = values.pop("engine", None)
         require_model(checkpoint, content, directory)
-        first: BM25Index | DenseIndex = BM25Index(BM25Settings())
+        first: Any = index_engine(BM25Settings())
         if engine is not None:
             paths = {}
             for key, path in manifest.places.items():
@@ -144,7 +194,7 @@ class ColbertIndex(IndexEngine):
                     paths[key.removeprefix(_PLACE)] = path
             keys = {key: value for key, value in engine.items() if key != "kind"}
             part = manifest.model_copy(update={"settings": keys, "places": paths})
-            first = _ENGINES[engine["kind"]].from_manifest(part, directory)
+            first = ENGINES[engine["kind"]].load().from_manifest(part, directory)
         settings = ColbertSettings(checkpoint=str(checkpoint), engine=first.settings, **values)
         return cls(settings, checkpoint, content, None if settings.candidates is None else first)
 
@@ -302,13 +352,10 @@ def _read(
 def is_multi_vector(directory: Path) -> bool:
     """Return whether a directory is a ColBERT checkpoint or a similar model."""
     kinds = set()
-    try:
-        for path in sorted(directory.glob("config*.json")):
-            config = json.loads(path.read_bytes())
-            kinds.add(config.get("model_type"))
-            kinds.update(config.get("architectures") or ())
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise RetrievalError(
-            f"{directory}: cannot read the config ({reason(error)}); choose another model"
-        ) from error
+    for path in directory.glob("config*.json"):
+        config = read_model_json(path)
+        kinds |= {config.get("model_type"), *(config.get("architectures") or ())}
     return bool(kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"})
+
+
+COLBERT = EngineKind(ColbertSettings, ColbertIndex, "index")

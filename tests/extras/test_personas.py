@@ -7,7 +7,7 @@ from leret.core.bundled import ROOT
 from leret.core.errors import DataError
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.cast import INSTRUMENTS
-from leret.datasets.world.personas import generate_personas
+from leret.extras.personas import generate_personas
 from leret.retrieval.engines.bm25 import BM25
 
 STORIES, TASKS = generate_personas(3, 30, 5, 10)

@@ -202,14 +202,13 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
     assert job.environment is not None
     recipe: Any = job.recipe
     environment = job.environment
-    initial = job.initial
     tasks = cast(Sequence[Task], job.inputs)
-    if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
+    if recipe.beta and recipe.lora is None and adapter_base(job.initial.directory) is not None:
         raise TrainingError(
-            f"engine: trl cannot use adapter {initial.directory} as the reference; merge the "
+            f"engine: trl cannot use adapter {job.initial.directory} as the reference; merge the "
             "adapter"
         )
-    model, tokenizer = load_for_training(initial, recipe.lora, recipe.dtype)
+    model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
     inputs = TrainerInputs(
         model, tokenizer, (), job.directory.path, device, recipe.n_steps(len(tasks))
     )
