@@ -80,7 +80,7 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
 
 
 def test_agentic_rag_trains_on_a_world_and_takes_a_users_data_by_two_keys(folder):
-    keys = {"data.limit": 2, "data.options": SMALL_WORLD, "train.limit": 2, "train.questions_per_round": 2}
+    keys = {"data.limit": 2, "data.options": SMALL_WORLD, "train.limit": 2, "train.questions_per_round": 1}
     keys |= {"train.num_generations": 2, "eval.limit": 2, "eval.resamples": 100, "program.max_iters": 2}
     small = [part for one in keys.items() for part in ("--set", "{}={}".format(*one))]
     table = succeeds("run", "agentic-rag", *small)
