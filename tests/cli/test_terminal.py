@@ -71,6 +71,7 @@ def test_a_command_stops_and_goes_on(tmp_path, sampled, command, when, says):
     assert re.search(says, screen), screen
 
 
+@pytest.mark.slow  # the demo runs in test_run.py; its stages stop and go on above
 def test_the_demo_stops_and_goes_on(tmp_path):
     copy_recipes(tmp_path)
     edit(tmp_path / "sampling/demo.yaml", "limit: 30", "limit: 100")

@@ -144,18 +144,8 @@ def test_a_launch_of_a_failing_process_prints_no_traceback(tmp_path):
     failing = tmp_path / "failing.py"
     failing.write_text("import os, sys\nprint('error: once', file=sys.stderr)\nsys.exit(int(os.environ['CODE']))\n")
     port = str(free_port("127.0.0.1"))
-    options = [
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-    ]
-    command = [sys.executable, "-m", "leret.training.processes", *options, "--main_process_port", port, str(failing)]
+    options = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port"
+    command = [sys.executable, "-m", "leret.training.processes", *options.split(), port, str(failing)]
     done = subprocess.run(
         command, env={**os.environ, "CODE": "2"}, capture_output=True, text=True, timeout=300, check=False,
         cwd=Path(__file__).parents[2],

@@ -42,7 +42,7 @@ def interrupt():
 def kill_run(run, module, recipe, step):
     """Train in another process, killed at ``step``; a fork server imports the libraries for all of them once."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([__name__])
+    processes.set_forkserver_preload([__name__, "datasets", "transformers.trainer"])
     process = processes.Process(target=_train_until_killed, args=(run.path, module, recipe, step, {**os.environ}))
     process.start()
     process.join(120)
