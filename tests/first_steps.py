@@ -40,7 +40,10 @@ def edit(path, old, new):
 
 
 SMALLER = {
-    "sampling/demo.yaml": {"split: train": "split: train\n  limit: 30", "prompts: 4": "prompts: 1"},
+    "sampling/demo.yaml": {
+        "split: train": "split: train\n  limit: 30\n  options: {n_train: 40, n_dev: 10, n_test: 10}",
+        "prompts: 4": "prompts: 1",
+    },
     "training/demo-grpo.yaml": {"max_steps: 150": "max_steps: 2"},
     "eval/demo.yaml": {"limit: null": "limit: 5", "resamples: 10000": "resamples: 100"},
 }

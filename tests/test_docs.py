@@ -175,6 +175,7 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch):
     assert names["found"].doc_ids
 
 
+@pytest.mark.slow  # the blocks test runs it on fewer questions
 def test_the_first_block_improves_the_program_as_pasted(tmp_path):
     first = next(body for name, body in blocks("python") if name == "README.md")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -37,7 +37,9 @@ def invoke(code, command, *values):
     return result.output
 """
 SERVED = """
-invoke(0, "sample", "policy.kind=openai", "policy.model=m", "policy.urls=[{url}]", "data.limit=2")
+small = ["data.options={{n_train: 20, n_dev: 5, n_test: 5}}", "data.limit=2", "sampling.prompts=2"]
+small += ["sampling.bank={{candidates: 2, train_questions: 4, dev_questions: 4}}"]
+invoke(0, "sample", "policy.kind=openai", "policy.model=m", "policy.urls=[{url}]", *small)
 invoke(0, "eval", "limit=2", "systems=[base, raw-question]", "resamples=100")
 found = leret.load("run/program")(question="Where was the author of the novel The Restless Engine born?")
 assert isinstance(found.doc_ids, list), found

@@ -3,6 +3,8 @@ import pytest
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy
 
+SMALL_WORLD = "{n_train: 20, n_dev: 5, n_test: 5}"
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
@@ -14,8 +16,9 @@ def policy(tmp_path_factory):
 
 @pytest.fixture
 def small(policy):
-    values = {"policy.model": policy, "data.limit": 6, "sampling.samples": 2, "policy.max_tokens": 6}
-    return [part for name, value in {**values, "sampling.prompts": 1}.items() for part in ("--set", f"{name}={value}")]
+    values = {"policy.model": policy, "data.limit": 6, "data.options": SMALL_WORLD, "policy.max_tokens": 6}
+    values |= {"sampling.samples": 2, "sampling.prompts": 1}
+    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
 
 
 @pytest.fixture

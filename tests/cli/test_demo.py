@@ -423,20 +423,8 @@ def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path):
 
     site, work = str(tmp_path / "site"), tmp_path / "work"
     (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-compile",
-        "--target",
-        site,
-        built,
-    ]
-    subprocess.run(install, check=True)
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target"]
+    subprocess.run([sys.executable, *install, site, built], check=True)
     work.mkdir()
     write_world(work, 40, 4, 12)
     environment = {**os.environ, "PYTHONPATH": site}

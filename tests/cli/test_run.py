@@ -10,6 +10,7 @@ import pytest
 from leret.core.runs import Run
 from leret.policies.serving.launch import free_port
 from leret.sampling.store.store import Store
+from tests.cli.conftest import SMALL_WORLD
 from tests.cli.test_app import ANSI, ROOT
 from tests.datasets.writing import array
 from tests.first_steps import copy_recipes, edit, leret, read_lines, refused, succeeds, write_world
@@ -79,8 +80,8 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
 
 
 def test_agentic_rag_trains_on_a_world_and_takes_a_users_data_by_two_keys(folder):
-    keys = {"data.limit": 4, "train.limit": 4, "train.questions_per_round": 2, "train.num_generations": 2}
-    keys |= {"eval.limit": 3, "eval.resamples": 100, "program.max_iters": 2}
+    keys = {"data.limit": 2, "data.options": SMALL_WORLD, "train.limit": 2, "train.questions_per_round": 1}
+    keys |= {"train.num_generations": 2, "eval.limit": 2, "eval.resamples": 100, "program.max_iters": 2}
     small = [part for one in keys.items() for part in ("--set", "{}={}".format(*one))]
     table = succeeds("run", "agentic-rag", *small)
     assert re.search(r"^ raw-question +\d.* - +0$", table, re.MULTILINE), table  # searches, and does not answer

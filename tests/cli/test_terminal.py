@@ -1,3 +1,4 @@
+import os
 import re
 import sys
 
@@ -5,7 +6,7 @@ import pexpect
 import pytest
 
 from tests.cli.test_app import ROOT
-from tests.first_steps import succeeds
+from tests.first_steps import copy_recipes, edit, succeeds
 
 PROMPT_S = 15  # within which Ctrl-C has to end a command
 
@@ -14,13 +15,15 @@ def settings(*values):
     return [part for value in values for part in ("--set", value)]
 
 
-SMALL = settings("data.limit=20", "sampling.prompts=2", "sampling.bank.candidates=2",
-                 "sampling.bank.train_questions=8", "sampling.bank.dev_questions=6")  # fmt: skip
+WORLD = "{n_train: 40, n_dev: 10, n_test: 70}"
+BANK = "{candidates: 2, train_questions: 8, dev_questions: 6}"
+SMALL = settings("data.limit=20", f"data.options={WORLD}", "sampling.prompts=2", f"sampling.bank={BANK}")
 
 
-def leret(*args):
-    command = ["-m", "leret", *map(str, args)]
-    return pexpect.spawn(sys.executable, command, cwd=str(ROOT), dimensions=(40, 80), encoding="utf-8", timeout=120)
+def leret(*args, cwd=ROOT):
+    command, environment = ["-m", "leret", *map(str, args)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    size = {"dimensions": (40, 80), "encoding": "utf-8", "timeout": 120}
+    return pexpect.spawn(sys.executable, command, cwd=str(cwd), env=environment, **size)
 
 
 def finished(child):
@@ -52,7 +55,7 @@ def sampled(tmp_path_factory):
     [
         (["sample", "demo", "--run", "NEW", *SMALL], "prompt bank", "sampled into"),
         (["train", "demo-sft", "--run", "SAMPLED",
-          *settings("num_train_epochs=6", "name=long", "per_device_train_batch_size=1")],
+          *settings("max_steps=100", "name=long", "per_device_train_batch_size=1")],
          r"train long .*[1-9]\d*/", "resumed"),
         pytest.param(["eval", "demo", "--run", "SAMPLED", *settings("limit=60", "systems=[base]")],
          r"evaluating base .*[1-9]\d*/60", r"\A(?!(.|\n)*evaluating base .*?/60)",  # the rest alone, if there is one
@@ -68,7 +71,12 @@ def test_a_command_stops_and_goes_on(tmp_path, sampled, command, when, says):
     assert re.search(says, screen), screen
 
 
+@pytest.mark.slow  # the demo runs in test_run.py; its stages stop and go on above
 def test_the_demo_stops_and_goes_on(tmp_path):
-    interrupted(leret("demo", "--run", tmp_path / "r"), r"sampling .*[1-9]\d*/600")
-    screen = interrupted(leret("demo", "--run", tmp_path / "r"), r"sampling .*\d+/\d+")
+    copy_recipes(tmp_path)
+    edit(tmp_path / "sampling/demo.yaml", "limit: 30", "limit: 100")
+    edit(tmp_path / "sampling/demo.yaml", "n_train: 40", "n_train: 100")
+    edit(tmp_path / "sampling/demo.yaml", "prompts: 1", f"prompts: 2\n  bank: {BANK}")
+    interrupted(leret("demo", cwd=tmp_path), r"sampling .*[1-9]\d*/100")
+    screen = interrupted(leret("demo", cwd=tmp_path), r"sampling .*\d+/\d+")
     assert "prompt bank" not in screen  # it was made before

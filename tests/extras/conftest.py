@@ -1,8 +1,7 @@
 import pytest
 
 from tests.extras.tinker_server import BASE, KEY, TinkerStub
-from tests.training.conftest import base  # noqa: F401
-from tests.training.training_runs import sampled_run
+from tests.training.conftest import base, run, sampled_once  # noqa: F401
 
 
 @pytest.fixture
@@ -11,11 +10,6 @@ def stub(base, monkeypatch):  # noqa: F811
     stub = TinkerStub(base)
     with stub.serving():
         yield stub
-
-
-@pytest.fixture
-def run(tmp_path, base):  # noqa: F811
-    return sampled_run(tmp_path / "run", base)
 
 
 @pytest.fixture

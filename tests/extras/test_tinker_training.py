@@ -97,10 +97,10 @@ def test_a_killed_training_resumes_and_trains_the_sampled_tokens(tinker_run, stu
 
 
 def test_the_best_step_is_kept_and_trained_further(tinker_run, stub):
-    recipe = changed(GRPO, eval_steps=1, eval_tasks=2, eval_split="train", learning_rate=0.05)
+    recipe = changed(GRPO, eval_steps=2, eval_tasks=2, eval_split="train", learning_rate=0.05)
     report = train(recipe, tinker_run)
     scores = {e["step"]: e["eval_recall"] for e in log(report) if "eval_recall" in e}
-    assert set(scores) == {0, 1, 2, 3, 4}
+    assert set(scores) == {0, 2, 4}
     again = train(changed(GRPO, name="again", init_from="grpo", max_steps=1), tinker_run)
     assert record(again)["total_steps"] == 5
     loaded = [body["path"] for name, body in stub.requests if name == "load_weights"]

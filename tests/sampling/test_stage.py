@@ -166,7 +166,7 @@ def test_a_finished_run_sees_a_file_that_was_cut(run):
 
 def test_a_run_killed_three_times_equals_one_that_was_not():
     command = [sys.executable, "benchmarks/correctness/kills.py", "--kills", "3", "--questions", "40"]
-    command += ["--faults", "0.3", "--samples", "1", "--timeout-s", "3", "--stall-s", "30"]
+    command += ["--faults", "0.3", "--samples", "1", "--timeout-s", "1", "--stall-s", "10"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode in {0, 1}, ended.stderr

@@ -18,9 +18,14 @@ def base(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("base") / "policy")
 
 
+@pytest.fixture(scope="session")
+def sampled_once(tmp_path_factory, base):
+    return sampled_run(tmp_path_factory.mktemp("sampled") / "run", base)
+
+
 @pytest.fixture
-def run(tmp_path, base):
-    return sampled_run(tmp_path / "run", base)
+def run(tmp_path, sampled_once):
+    return Run.open(shutil.copytree(sampled_once.path, tmp_path / "run"))
 
 
 @pytest.fixture

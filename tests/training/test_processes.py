@@ -35,32 +35,43 @@ RECIPES = {
 RECIPES = {name: changed(recipe, name=name) for name, recipe in RECIPES.items()}
 
 PROCESS = """
-import sys
+import sys, traceback
 from pathlib import Path
 from leret.core.runs import Run
 from leret.training.processes import from_main
 from leret.training.stage import train
 from tests.training import training_runs
 from tests.training.test_processes import RECIPES
-_, path, names, stop = sys.argv
-for name in names.split():
-    progress = training_runs.Stopper(3, training_runs.interrupt) if stop else None
-    train(RECIPES[name], Run.open(Path(path)), progress=progress)
+_, path, rank = sys.argv
+run = Run.open(Path(path))
+for name in RECIPES:
+    signalled = (name, rank) == ("stopped", "1")
+    progress = training_runs.Stopper(3, training_runs.interrupt) if signalled else None
+    try:
+        train(RECIPES[name], run, progress=progress)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+print("stopped", file=sys.stderr)
 from_main(training_runs.fail)
 """
 
 
-def in_processes(run, names, stops=("", "")):
-    """Train in two processes and then fail in the main process; the processes in ``stops`` get a signal at step 3."""
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory, base):
+    """A run, and exit codes and messages of two processes.
+
+    They train all recipes; the second process gets a signal at step 3 of ``stopped``. Then the main process fails.
+    """
+    run = conftest.online_run(tmp_path_factory.mktemp("processes"), base)
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": "2"}
     started = []
-    for rank, stop in enumerate(stops):
-        environment = os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "1"}
-        command = [sys.executable, "-c", PROCESS, str(run.path), " ".join(names), stop]
+    for rank in ("0", "1"):
+        environment = os.environ | group | {"RANK": rank, "LOCAL_RANK": rank, "ACCELERATE_USE_CPU": "1"}
+        command = [sys.executable, "-c", PROCESS, str(run.path), rank]
         pipe = {"stderr": subprocess.PIPE, "text": True, "cwd": Path(__file__).parents[2]}
         started.append(subprocess.Popen(command, env=environment, **pipe))
     messages = [process.communicate(timeout=300)[1] for process in started]
-    return [process.returncode for process in started], messages
+    return run, [process.returncode for process in started], messages
 
 
 def difference(run, names, of):
@@ -81,11 +92,16 @@ def figures(policy):
     return {name: np.array([entry[name] for entry in entries if name in entry]) for name in columns}
 
 
-def test_two_processes_train_as_one_and_a_failure_ends_both(run):
-    names = [name for name in RECIPES if name != "stopped"]
-    codes, messages = in_processes(run, names)
+def test_a_failure_of_the_main_process_ends_both(ended):
+    _, codes, messages = ended
     assert codes == [1, 1], messages
-    assert ("ZeroDivisionError" in messages[0], "Traceback" in messages[1]) == (True, False), messages
+    failures = [message.rpartition("stopped\n")[2] for message in messages]
+    assert ("ZeroDivisionError" in failures[0], "Traceback" in failures[1]) == (True, False), messages
+
+
+def test_two_processes_train_as_one(ended):
+    run, *_ = ended
+    names = [name for name in RECIPES if name != "stopped"]
     for name in names:
         train(changed(RECIPES[name], name=f"one-{name}"), run)
         assert difference(run, (f"one-{name}", name), figures) < 1e-5
@@ -94,11 +110,10 @@ def test_two_processes_train_as_one_and_a_failure_ends_both(run):
     assert [event["policy"] for event in run.events() if event["event"] == "done"][: len(names)] == names
 
 
-def test_a_signal_to_one_process_stops_both_with_a_checkpoint(run):
+def test_a_signal_to_one_process_stops_both_with_a_checkpoint(ended):
+    run, _, messages = ended
     recipe = RECIPES["stopped"]
-    codes, messages = in_processes(run, ["stopped"], ("", "stop"))
-    assert all(codes), messages
-    assert all("KeyboardInterrupt" in message for message in messages)
+    assert all("KeyboardInterrupt" in message for message in messages), messages
     resumed = train(recipe, run)
     assert resumed.resumed_from == 4  # the step after the signal
     train(changed(recipe, name="straight"), run)
@@ -129,18 +144,8 @@ def test_a_launch_of_a_failing_process_prints_no_traceback(tmp_path):
     failing = tmp_path / "failing.py"
     failing.write_text("import os, sys\nprint('error: once', file=sys.stderr)\nsys.exit(int(os.environ['CODE']))\n")
     port = str(free_port("127.0.0.1"))
-    options = [
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-    ]
-    command = [sys.executable, "-m", "leret.training.processes", *options, "--main_process_port", port, str(failing)]
+    options = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port"
+    command = [sys.executable, "-m", "leret.training.processes", *options.split(), port, str(failing)]
     done = subprocess.run(
         command, env={**os.environ, "CODE": "2"}, capture_output=True, text=True, timeout=300, check=False,
         cwd=Path(__file__).parents[2],

@@ -2,12 +2,11 @@
 
 import copy
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
-from pathlib import Path
+from importlib import import_module
 
 import torch
 from safetensors.torch import load_file
@@ -22,7 +21,7 @@ from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.store.store import PathStep, SamplingParams, Store
 from leret.training.algorithms import ALGORITHMS
 from leret.training.job import training_process
-from leret.training.stage import make_job, open_environment
+from leret.training.stage import make_job, open_environment, train
 from leret.training.stored.trainer import TrainerInputs
 from leret.training.watch import PEAK, RATE
 from tests.tiny import WORDS
@@ -40,22 +39,20 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-KILLED = """
-import importlib, os, signal, sys
-from pathlib import Path
-from leret.core.runs import Run
-from leret.training.stage import train
-from tests.training.training_runs import Stopper
-recipe = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
-stopper = Stopper(int(sys.argv[4]), lambda: os.kill(os.getpid(), signal.SIGKILL))
-train(recipe, Run.open(Path(sys.argv[1])), progress=stopper)
-"""
-
-
 def kill_run(run, module, recipe, step):
-    command = [sys.executable, "-c", KILLED, str(run.path), module, recipe, str(step)]
-    process = subprocess.run(command, capture_output=True, timeout=120, check=False, cwd=Path(__file__).parents[2])
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    """Train in another process, killed at ``step``; a fork server imports the libraries for all of them once."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__, "datasets", "transformers.trainer"])
+    process = processes.Process(target=_train_until_killed, args=(run.path, module, recipe, step, {**os.environ}))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def _train_until_killed(path, module, recipe, step, environment):
+    os.environ.update(environment)
+    stopper = Stopper(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    train(getattr(import_module(module), recipe), Run.open(path), progress=stopper)
 
 
 def record(report):

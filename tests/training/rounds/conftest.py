@@ -9,6 +9,10 @@ from tests.training.training_runs import LETTERS, train_ids
 
 @pytest.fixture
 def run(tmp_path, base):
+    return online_run(tmp_path, base)
+
+
+def online_run(tmp_path, base):
     """Begun, and not sampled: 12 questions, with so many gold documents that words at random find some."""
     rng = random.Random(0)
     texts = {word: " ".join(rng.sample(LETTERS, 12)) for word in LETTERS}
