@@ -132,9 +132,9 @@ def test_no_module_imports_itself_through_others():
 def test_the_library_is_small_and_not_dense():
     house, shelf = figures.rooms(MODULES)
     n_nodes, n_statements = figures.nodes(MODULES.values()), figures.statements(MODULES.values())
-    assert figures.nodes(house.values()) <= 318_900, "remove code before adding more; lines and statements are free"
-    assert figures.nodes(shelf.values()) <= 26_500
-    assert n_nodes / n_statements <= 12.1, "write out what is squeezed: an `if` of three lines is three lines"
+    assert figures.nodes(house.values()) <= 313_900, "remove code before adding more; lines and statements are free"
+    assert figures.nodes(shelf.values()) <= 32_000
+    assert n_nodes / n_statements <= 12.0, "write out what is squeezed: an `if` of three lines is three lines"
 
 
 def test_little_is_squeezed():
@@ -184,7 +184,7 @@ def test_recipes_have_few_keys(tmp_path):
         "class C:\n    d: int\n"
     )
     assert figures.keys([path]) == {"A": {"a"}, "B": {"c"}}
-    assert sum(map(len, figures.keys(MODULES.values()).values())) <= 350
+    assert sum(map(len, figures.keys(MODULES.values()).values())) <= 351
 
 
 def test_nodes_and_statements_are_counted_as_ast_walk_does(tmp_path):
@@ -196,7 +196,7 @@ def test_nodes_and_statements_are_counted_as_ast_walk_does(tmp_path):
 
 def test_the_library_its_folders_and_its_functions_stay_small():
     house, _ = figures.rooms(MODULES)
-    assert len(house) <= 201
+    assert len(house) <= 197
     assert {
         name: n for name, n in figures.folders().items() if n > 12 and name not in {"leret", f"leret/{SHELF}"}
     } == {}

@@ -61,7 +61,8 @@ def test_completions_of_a_run_are_those_sampled_and_those_of_online_trainings(tm
     result = compare_runs([run])
     assert result["completions"] == {str(run.path): {"sampled": 9600, "grpo": 9600, "earlier": 640}}
     title, _, rows = tables(result)[-1]
-    assert (title, rows) == ("completions that each run used", [[str(run.path), "sampled 9,600, earlier 640, grpo 9,600"]])
+    assert title == "completions that each run used"
+    assert rows == [[str(run.path), "sampled 9,600, earlier 640, grpo 9,600"]]
 
 
 def test_the_best_run_of_an_earlier_version_is_left_out(tmp_path):
