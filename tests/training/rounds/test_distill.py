@@ -423,7 +423,7 @@ def test_a_run_learns_from_a_server_what_it_learns_from_the_same_teacher_in_proc
             lambda table: [*table[:-1], edited(table[-1], decoded_token="Paris")],
         ),
     ],
-    ids=str,
+    ids=["short", "missing", "no value", "not finite", "another token"],
 )
 def test_wrong_answers_of_a_teacher_are_refused(base, message, change):
     tokenizer = AutoTokenizer.from_pretrained(base)
