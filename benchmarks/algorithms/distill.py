@@ -1,13 +1,18 @@
-"""Distillation in the demo's world: from a trained teacher, and from the policy itself with hints.
+"""Distillation: from a trained teacher, and from the policy itself with hints.
 
     python benchmarks/algorithms/distill.py teacher RUNS [--world 0] [--seeds 0,1,2] [--split test]
     python benchmarks/algorithms/distill.py hints RUNS [--world 0] [--seeds 0,1,2] [--split test]
+    python benchmarks/algorithms/distill.py smollm2 RUNS --data DATA [--seeds 0,1,2] [--split test]
 
 ``teacher`` trains grpo from base (9,600 completions), then a student from base with a quarter of them: distill, and
 grpo as a control. It prints recall after the last hop, and the student's share of the teacher's gain.
 
 ``hints`` draws 2,400 completions from base without hints and 2,400 of which half were written with hints, trains sft on
 each, and a student that is its own teacher with hints on as many fresh ones. All are compared with sft without hints.
+
+``smollm2`` compares with SmolLM2-135M-Instruct (policies/smollm2), HotpotQA in DATA and LeReT's program: sft on 192
+completions of 2,872, with and without hints, and 16 rounds of at most 64 completions of grpo and of distill with hints,
+both from base. It prints recall and AP on 200 questions, and differences to sft without hints.
 
 RUNS is a directory for the runs. Finished runs and policies are kept, so a command can be stopped and repeated. Tune
 with ``--world 1 --split dev``.
@@ -39,13 +44,29 @@ SELF = {
 PLAIN = ("sampling.prompts=1", "sampling.samples=2")
 HINTED = ("sampling.prompts=2", "sampling.samples=1", "sampling.hint=gold")
 
+LM_SFT: tuple[str, dict[str, Any]] = (
+    "sft",
+    {"max_steps": 12, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "learning_rate": 5e-5},
+)
+LM_ROUND = {"init_from": "base", "questions_per_round": 4, "num_generations": 8, "max_steps": 16, "learning_rate": 4e-5}
+LM_ONLINE: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", LM_ROUND),
+    "self": ("distill", {**LM_ROUND, "teacher": "self", "hint": "gold", "per_device_train_batch_size": 16}),
+}
+LM_HINTED = ("sampling.prompts=2", "sampling.samples=4", "sampling.hint=gold")
 
-def sampled(path: Path, world: int, seed: int, keys: tuple[str, ...]) -> Run:
-    """Return a run of the world, sampled if missing."""
+
+def sampled(path: Path, recipe: str, *keys: str) -> Run:
+    """Return a run, sampled if missing."""
     if not (path / "sample.done").is_file():
-        given = (f"data.seed={world}", f"sampling.seed={seed}", *keys)
-        leret("sample", "sampling/demo.yaml", "--run", str(path), *(word for key in given for word in ("--set", key)))
+        leret(
+            "sample", f"sampling/{recipe}.yaml", "--run", str(path), *(word for key in keys for word in ("--set", key))
+        )
     return Run.open(path)
+
+
+def of_world(path: Path, world: int, seed: int, keys: tuple[str, ...]) -> Run:
+    return sampled(path, "demo", f"data.seed={world}", f"sampling.seed={seed}", *keys)
 
 
 def trained(run: Run, policies: Mapping[str, tuple[str, dict[str, Any]]], seed: int) -> list[str]:
@@ -63,7 +84,7 @@ def n_completions(run: Run, name: str) -> int:
 
 
 def teacher(runs: Path, world: int, seed: int, split: str) -> None:
-    run = sampled(runs / f"world-{world}-{seed}", world, seed, PLAIN)
+    run = of_world(runs / f"world-{world}-{seed}", world, seed, PLAIN)
     names = trained(run, {**TEACHER, **STUDENTS}, seed)
     found = measured(Bench(), run, ["base", *names], split, "grpo")
     base, best = found["base"]["recall"], found["grpo"]["recall"]
@@ -75,28 +96,56 @@ def teacher(runs: Path, world: int, seed: int, split: str) -> None:
 
 
 def hints(runs: Path, world: int, seed: int, split: str) -> None:
-    plain = sampled(runs / f"world-{world}-{seed}", world, seed, PLAIN)
-    hinted = sampled(runs / f"hinted-{world}-{seed}", world, seed, HINTED)
+    plain = of_world(runs / f"world-{world}-{seed}", world, seed, PLAIN)
+    hinted = of_world(runs / f"hinted-{world}-{seed}", world, seed, HINTED)
     trained(plain, {**SFT, **SELF}, seed)
     trained(hinted, SFT, seed)
+    link(hinted, "sft", plain)
+    show(seed, measured(Bench(), plain, ["base", "sft", "sft-hinted", "self"], split, "sft"))
+
+
+def link(hinted: Run, name: str, plain: Run) -> None:
+    """Let the plain run evaluate a policy of the hinted run."""
     copy = plain.policies / "sft-hinted"
     if not copy.is_symlink():
-        copy.symlink_to((hinted.policies / "sft").resolve())
-    found = measured(Bench(), plain, ["base", "sft", "sft-hinted", "self"], split, "sft")
+        copy.symlink_to((hinted.policies / name).resolve())
+
+
+def show(seed: int, found: Mapping[str, Mapping[str, Any]]) -> None:
     for name, row in found.items():
         print(f"| {seed} | {name} | {row['recall']:.3f} | {row['ap']:.3f} | {row.get('ahead', '')} |", flush=True)
 
 
+def smollm2(runs: Path, data: Path, seed: int, split: str) -> None:
+    files = (
+        f"data.questions={data}/queries_all.jsonl.gz",
+        f"data.corpus={data}/corpus.jsonl.gz",
+        f"sampling.seed={seed}",
+    )
+    plain = sampled(runs / f"plain-{seed}", "smollm2-rewrite", *files)
+    hinted = sampled(runs / f"hinted-{seed}", "smollm2-rewrite", *files, *LM_HINTED)
+    online = trained(plain, {"sft": LM_SFT, **LM_ONLINE}, seed)
+    trained(hinted, {"sft-hinted": LM_SFT}, seed)
+    link(hinted, "sft-hinted", plain)
+    names = ["raw-question", "base", *online, "sft-hinted"]
+    bench = Bench(recipes=("", "", "eval/hotpotqa.yaml"))
+    show(seed, measured(bench, plain, names, split, "sft", "limit=200"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["teacher", "hints"])
+    parser.add_argument("what", choices=["teacher", "hints", "smollm2"])
     parser.add_argument("runs", type=Path)
+    parser.add_argument("--data", type=Path, help="directory with HotpotQA, for smollm2")
     parser.add_argument("--world", type=int, default=0)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--split", default="test")
     given = parser.parse_args()
-    for seed in given.seeds.split(","):
-        {"teacher": teacher, "hints": hints}[given.what](given.runs, given.world, int(seed), given.split)
+    for seed in map(int, given.seeds.split(",")):
+        if given.what == "smollm2":
+            smollm2(given.runs, given.data, seed, given.split)
+        else:
+            {"teacher": teacher, "hints": hints}[given.what](given.runs, given.world, seed, given.split)
 
 
 if __name__ == "__main__":

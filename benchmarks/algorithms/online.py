@@ -136,9 +136,11 @@ def trained(environment: Bench, run: Run, algorithm: str, rate: float, init: str
     return name
 
 
-def measured(environment: Bench, run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
+def measured(
+    environment: Bench, run: Run, names: list[str], split: str, baseline: str, *keys: str
+) -> dict[str, dict[str, Any]]:
     """Return recall, its interval, and AP after the last hop. ``ahead`` is the paired difference to the baseline."""
-    given = [f"split={split}", f"systems={json.dumps(names)}", f"baseline={baseline}"]
+    given = [f"split={split}", f"systems={json.dumps(names)}", f"baseline={baseline}", *keys]
     summary = evaluate(load_recipe(environment.recipes[2], EvalRecipe, given), run).summary
     last = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     found = {n: {"recall": last[n]["recall"], "ap": last[n]["ap"], "ci": last[n]["recall_ci"]} for n in names}
