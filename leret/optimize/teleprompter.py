@@ -148,9 +148,8 @@ class LeReT(
 
         Returns:
             The best program, with attributes ``candidate_programs`` (best first), ``trial_logs``
-                and ``run_dir``. It is
-            a copy of the student if no training improves the score. Each trained LM is named after
-                its directory.
+                and ``run_dir``. It is a copy of the student if no training improves the score.
+                Each trained LM is named after its directory.
 
         Raises:
             LeretError: the program cannot be optimized, or the samples provide nothing to train on.

@@ -40,7 +40,7 @@ _PANELS = (
     ),
     (
         _COMPLETIONS,
-        {f"{_RATIO}/max": "largest", f"{_RATIO}/mean": "mean", f"{_RATIO}/min": "smallest"},
+        {f"{_RATIO}/mean": "mean", f"{_RATIO}/max": "largest", f"{_RATIO}/min": "smallest"},
     ),
 )
 

@@ -89,8 +89,8 @@ def test_the_overview_shows_leaks_costs_and_gold_documents(pages):
     assert f"Leak check: none {text(SHOWN)}" in shown
     assert "LM calls tokens searches seconds failed unparsed" in shown
     assert "2.0 – 1.5 0.250" in shown
-    assert "finds 50.0 % of its gold documents on average, and all of them for 1 of 2 questions" in shown
-    assert "Gold documents in the corpus: 75.0 %" in shown
+    assert "finds 50.0% of its gold documents on average, and all of them for 1 of 2 questions" in shown
+    assert "Gold documents in the corpus: 75.0%" in shown
 
 
 def test_a_page_has_a_version_of_its_own_question(index, pages):

@@ -37,7 +37,7 @@ def test_sampler_and_trainer_have_two_panels():
     panels = dict(curves_of({"log_history": log}))
     assert tuple(panels) == MISMATCH
     assert panels[MISMATCH[0]] == {"mean": [(1, 1e-6), (2, 3e-6)], "largest": [(1, 8e-6), (2, 2e-5)]}
-    assert list(panels[MISMATCH[1]]) == ["largest", "mean", "smallest"]
+    assert list(panels[MISMATCH[1]]) == ["mean", "largest", "smallest"]
 
 
 def test_an_online_training_has_curves_of_reward_kl_and_entropy():
