@@ -141,7 +141,7 @@ def _measure(
         low, high = report.intervals[name]
         rows.append((name, f"{value:.4f}", f"[{low:.4f}, {high:.4f}]"))
     title = f"{len(tasks):,} questions, {index} ({retriever.engine})"
-    console.table(("measure", "mean", "95 % interval"), rows, title, values=report.brief())
+    console.table(("measure", "mean", "95% interval"), rows, title, values=report.brief())
     if report.n_empty:
         console.say(f"{report.n_empty:,} questions have no results and count as 0")
     rate = len(tasks) / max(report.seconds, 1e-9)

@@ -361,7 +361,7 @@ class WritingRecipe(PolicyGradientRecipe):
         None, gt=0, description="nats per completion, to adapt beta; None: fixed beta"
     )
     kl_horizon: float = Field(
-        10_000, gt=0, description="completions in which beta changes by up to 20 %"
+        10_000, gt=0, description="completions in which beta changes by up to 20%"
     )
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ _TEST = 0.2
 
 
 def split_of(id: str, seed: int = 0) -> SplitName:
-    """Return the split of an id: ``test`` for 20 % of ids, ``dev`` for 10 %, else ``train``.
+    """Return the split of an id: ``test`` for 20% of ids, ``dev`` for 10%, else ``train``.
 
     >>> {split_of(f"q{i}") for i in range(100)} == {"train", "dev", "test"}
     True

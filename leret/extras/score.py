@@ -1,4 +1,4 @@
-"""Score the answers in a file against references, with 95 % intervals.
+"""Score the answers in a file against references, with 95% intervals.
 
     python -m leret.extras.score FILE [--references FILE] [--measures f1,bleu] [--field NAME] [--json]
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from leret.core.runs import Run
 
 # Histogram buckets per doubling of latency. Memory is constant, and percentiles are accurate to
-# about 5 %.
+# about 5%.
 _STEPS_A_DOUBLING = 8
 
 _EVENT_S = 30.0

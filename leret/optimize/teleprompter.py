@@ -243,7 +243,7 @@ def _log_estimate(job: CompileJob) -> None:
 
 
 def _conclusion(student: Candidate, best: Candidate) -> str:
-    """Describe the result, with the paired difference on the valset and its 95 % interval."""
+    """Describe the result, with the paired difference on the valset and its 95% interval."""
     if best is student:
         return f"returning the student ({best['score']:g} on valset): no training improved it"
     if best["score"] is None:

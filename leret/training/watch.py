@@ -88,7 +88,7 @@ RULES = (
         "the sample reward fell from {start:.3g} to {value:.3g}, so updates make the policy worse; "
         "lower learning_rate or raise the KL coefficient",
     ),
-    # Healthy training runs of the demo keep at least 40 % of their entropy, even at the highest useful learning rate.
+    # Healthy training runs of the demo keep at least 40% of their entropy, even at the highest useful learning rate.
     Rule(
         "entropy",
         ("entropy", "policy/entropy"),
@@ -184,7 +184,7 @@ RULES = (
         "importance_clip",
         row=1,
     ),
-    # A server that is wrong about few tokens hardly changes the mean: .5 nats at 1 % of the tokens is a mean of .005.
+    # A server that is wrong about few tokens hardly changes the mean: .5 nats at 1% of the tokens is a mean of .005.
     Rule(
         "sampler",
         ("sampling/sampling_logp_difference/outliers",),

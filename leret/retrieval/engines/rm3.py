@@ -11,7 +11,7 @@ model.
 4. Search again. Each word's BM25 weight is multiplied by its weight in the interpolated query.
 
 Words of one character and stop words are never added. In an index of 100 documents or more, words
-that occur in more than 10 % of the documents are not added either. A query with no words in the
+that occur in more than 10% of the documents are not added either. A query with no words in the
 vocabulary gets an empty ranking.
 
 Source: Lavrenko and Croft, SIGIR 2001 (relevance models, RM1); Abdul-Jaleel et al., TREC 2004 (RM3,

@@ -165,7 +165,7 @@ class KLController:
     coefficient: float
     target: float | None = None  # nats per completion; None: constant coefficient
     horizon: float = (
-        10_000  # completions until an error of 20 % or more changes the coefficient by about 20 %
+        10_000  # completions until an error of 20% or more changes the coefficient by about 20%
     )
 
     def update(self, kl: float, n: int) -> None:

@@ -75,7 +75,7 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
 def _target(group: StateSamples, target: Sample) -> TrainingExample:
     """Return a sample as a target.
 
-    The loss excludes its end token if more than 10 % of the state's samples were cut. Only short
+    The loss excludes its end token if more than 10% of the state's samples were cut. Only short
     samples show an end there, and learning it would make all answers short. A cut target has no end
     token to exclude.
     """
