@@ -277,7 +277,8 @@ def test_every_key_is_documented_and_every_documented_key_exists(section):
         names = re.findall(r"`([^`]+)`", row)
         first, dot, _ = names[0].rpartition(".")  # `retriever.urls`, `email`: the others are of the same section
         told |= {name if "." in name or not dot else f"{first}.{name}" for name in names}
-    known, whole = set(), {"lora", "teacher", "reward", "policies", "actors", "retrievers", "picker", "writer", "measures"}
+    known = set()
+    whole = {"lora", "teacher", "reward", "policies", "actors", "retrievers", "picker", "writer", "measures"}
     for recipe in RECIPES[section]:
         for name, field in recipe.model_fields.items():
             inner = [] if name in whole else list(models_in(field.annotation))
