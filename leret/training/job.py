@@ -156,8 +156,11 @@ class CheckpointDirectory:
         return locked(self.path / "training.lock", busy) if is_main() else nullcontext()
 
     def begun_with(self) -> dict[str, Any] | None:
-        """Return the recipe and digests of unfinished training; None if nothing was started."""
-        if not self._started.is_file():
+        """Return the recipe and digests of unfinished training; None without a checkpoint.
+
+        Before the first checkpoint there is nothing to lose, so another recipe may start over.
+        """
+        if self.checkpoint() is None or not self._started.is_file():
             return None
         return dict(json.loads(self._started.read_text(encoding="utf-8")))
 

@@ -34,9 +34,11 @@ RECORD = TrainingRecord(
 )  # fmt: skip
 
 
-def test_an_interrupted_training_refuses_another_recipe(run):
+def test_an_interrupted_training_refuses_another_recipe_if_it_has_a_checkpoint(run):
     with pytest.raises(ZeroDivisionError):
-        train(SFT, run, progress=Stopper(1, fail))
+        train(changed(SFT, seed=4), run, progress=Stopper(1, fail))  # before the first checkpoint
+    with pytest.raises(ZeroDivisionError):
+        train(SFT, run, progress=Stopper(6, fail))
     with pytest.raises(RunError, match=r"\.sft was started with a different recipe:\n  seed: 0 in the run, 5 in"):
         train(changed(SFT, seed=5), run)
 

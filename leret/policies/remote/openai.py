@@ -85,15 +85,7 @@ class OpenAIPolicy(SharedInstance):
             else digest(settings.kind, settings.model)
         )
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self.client = Client(
-            settings.urls,
-            setting="policy",
-            key=ApiKey.from_env(settings.api_key_env, "policy.api_key_env"),
-            timeout_s=settings.timeout_s,
-            retry_for_s=settings.retry_for_s,
-            concurrency=settings.concurrency,
-            meter=self.meter,
-        )
+        self.client = client_of(settings, "policy", self.meter)
         tokens = settings.model_copy(update={"logprobs": True})
         self._extensions = {  # by `Request.logprobs`
             False: settings.merged_body(settings.request_keys()),
@@ -259,6 +251,23 @@ def _model_names(answer: Answer) -> list[str]:
     if isinstance(models, dict):
         models = models["data"]
     return [str(model["id"]) for model in models]
+
+
+def client_of(
+    settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings,
+    section: str,
+    meter: UsageMeter | None = None,
+) -> Client:
+    """Return a client of the servers that a section of a recipe names."""
+    return Client(
+        settings.urls,
+        setting=section,
+        key=ApiKey.from_env(settings.api_key_env, f"{section}.api_key_env"),
+        timeout_s=settings.timeout_s,
+        retry_for_s=settings.retry_for_s,
+        concurrency=settings.concurrency,
+        meter=meter,
+    )
 
 
 def policy_error(error: HttpError) -> PolicyError:

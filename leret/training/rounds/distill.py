@@ -26,10 +26,9 @@ from leret.config.training import WritingRecipe, changed_keys
 from leret.core.aio import gathered, submit
 from leret.core.errors import TrainingError
 from leret.core.types import digest
-from leret.http.client import Answer, Call, Client, HttpError
-from leret.http.endpoints import ApiKey
+from leret.http.client import Answer, Call, HttpError
 from leret.policies.local.chat_template import letters
-from leret.policies.remote.openai import policy_error
+from leret.policies.remote.openai import client_of, policy_error
 from leret.training.model import InitialPolicy, find_initial, find_writer, load_for_training
 from leret.training.rounds.algorithm import RoundAlgorithm, writer
 from leret.training.rounds.learner import Objective
@@ -209,14 +208,7 @@ class ServedTeacher:
 
     async def _score(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[list[float]]:
         settings = self._settings
-        client = Client(
-            settings.urls,
-            setting="teacher",
-            key=ApiKey.from_env(settings.api_key_env, "teacher.api_key_env"),
-            timeout_s=settings.timeout_s,
-            retry_for_s=settings.retry_for_s,
-            concurrency=settings.concurrency,
-        )
+        client = client_of(settings, "teacher")
         calls = []
         for prompt, completion in sequences:
             body = {
