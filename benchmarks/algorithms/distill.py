@@ -30,16 +30,28 @@ from benchmarks.algorithms.online import Bench, leret, measured
 from leret.core.runs import Run
 
 ROUND = {"questions_per_round": 4, "num_generations": 8, "max_completion_length": 16, "warmup_ratio": 0.0}  # 64 each
-WIDE = {**ROUND, "questions_per_round": 8, "num_generations": 4, "max_steps": 38}  # 64 completions at 16 states
+WIDE = {  # 38 rounds of 64 completions at 16 states, and four updates on each round
+    **ROUND,
+    "questions_per_round": 8,
+    "num_generations": 4,
+    "num_iterations": 4,
+    "max_steps": 152,
+}
 QUIET = {"logging_steps": 5, "save_steps": 1000}
 TEACHER = {"grpo": ("demo-grpo", {**ROUND, "init_from": "base", "max_steps": 150, "learning_rate": 4e-3})}
+CONTROL: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo-quarter": ("demo-grpo", {**ROUND, "init_from": "base", "max_steps": 37, "learning_rate": 4e-3}),
+}
 STUDENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "distill": ("distill", {**WIDE, "teacher": "grpo", "learning_rate": 4e-3}),
-    "grpo-quarter": ("demo-grpo", {**ROUND, "init_from": "base", "max_steps": 37, "learning_rate": 4e-3}),
+    **CONTROL,
 }
 SFT = {"sft": ("demo-sft", {})}
 SELF = {
-    "self": ("distill", {**WIDE, "teacher": "self", "hint": "gold", "learning_rate": 1e-3}),
+    "self-masked": (
+        "distill",
+        {**ROUND, "teacher": "self", "hint": "gold", "mask": "reward", "max_steps": 37, "learning_rate": 4e-3},
+    ),
 }
 PLAIN = ("sampling.prompts=1", "sampling.samples=2")
 HINTED = ("sampling.prompts=2", "sampling.samples=1", "sampling.hint=gold")
@@ -48,10 +60,19 @@ LM_SFT: tuple[str, dict[str, Any]] = (
     "sft",
     {"max_steps": 12, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "learning_rate": 5e-5},
 )
-LM_ROUND = {"init_from": "base", "questions_per_round": 4, "num_generations": 8, "max_steps": 16, "learning_rate": 4e-5}
+LM_ROUND = {
+    "init_from": "base",
+    "questions_per_round": 4,
+    "num_generations": 8,
+    "max_steps": 16,
+    "learning_rate": 4e-5,
+    "per_device_train_batch_size": 16,
+}
+LM_SELF = {**LM_ROUND, "teacher": "self", "hint": "gold"}
 LM_ONLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", LM_ROUND),
-    "self": ("distill", {**LM_ROUND, "teacher": "self", "hint": "gold", "per_device_train_batch_size": 16}),
+    "self": ("distill", LM_SELF),
+    "self-masked": ("distill", {**LM_SELF, "mask": "reward"}),
 }
 LM_HINTED = ("sampling.prompts=2", "sampling.samples=4", "sampling.hint=gold")
 
@@ -98,10 +119,10 @@ def teacher(runs: Path, world: int, seed: int, split: str) -> None:
 def hints(runs: Path, world: int, seed: int, split: str) -> None:
     plain = of_world(runs / f"world-{world}-{seed}", world, seed, PLAIN)
     hinted = of_world(runs / f"hinted-{world}-{seed}", world, seed, HINTED)
-    trained(plain, {**SFT, **SELF}, seed)
+    online = trained(plain, {**SFT, **SELF, **CONTROL}, seed)
     trained(hinted, SFT, seed)
     link(hinted, "sft", plain)
-    show(seed, measured(Bench(), plain, ["base", "sft", "sft-hinted", "self"], split, "sft"))
+    show(seed, measured(Bench(), plain, ["base", *online, "sft-hinted"], split, "sft"))
 
 
 def link(hinted: Run, name: str, plain: Run) -> None:
