@@ -6,7 +6,7 @@ import pexpect
 import pytest
 
 from tests.cli.test_app import ROOT
-from tests.first_steps import copy_recipes, edit, succeeds
+from tests.first_steps import succeeds
 
 PROMPT_S = 15  # within which Ctrl-C has to end a command
 
@@ -71,14 +71,3 @@ def test_a_command_stops_and_goes_on(tmp_path, request, command, when, says):
     interrupted(leret(*command), when)
     screen = finished(leret(*command)) if command[0] == "eval" else succeeds(*command)
     assert re.search(says, screen), screen
-
-
-@pytest.mark.slow  # the demo runs in test_run.py; its stages stop and go on above
-def test_the_demo_stops_and_goes_on(tmp_path):
-    copy_recipes(tmp_path)
-    edit(tmp_path / "sampling/demo.yaml", "limit: 16", "limit: 100")
-    edit(tmp_path / "sampling/demo.yaml", "n_train: 24", "n_train: 100")
-    edit(tmp_path / "sampling/demo.yaml", "prompts: 1", f"prompts: 2\n  bank: {BANK}")
-    interrupted(leret("demo", cwd=tmp_path), r"sampling .*[1-9]\d*/100")
-    screen = interrupted(leret("demo", cwd=tmp_path), r"sampling .*\d+/\d+")
-    assert "prompt bank" not in screen  # it was made before

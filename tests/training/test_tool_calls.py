@@ -84,15 +84,6 @@ def test_a_program_calls_tools_through_a_leret_lm(directory, script):
     assert all(one.answer in tool_calls.WORDS for one in ends)
 
 
-@pytest.mark.slow
-def test_trained_ids_are_sampled_ids_in_1000_of_1000_rollouts(tmp_path):
-    directory = tool_calls.tool_policy(tmp_path / "policy")
-    for served in (False, True):
-        figures = asyncio.run(tool_calls.roll_out(directory, 1000, served=served))
-        assert figures["online"] == figures["text"] == figures["rollouts"] == 1000
-        assert figures["tool calls"] > 1000
-
-
 @pytest.fixture
 def recipe(directory, tmp_path):
     words = tool_calls.WORDS
