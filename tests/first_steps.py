@@ -41,7 +41,7 @@ def edit(path, old, new):
 
 SMALLER = {
     "sampling/demo.yaml": {
-        "split: train": "split: train\n  limit: 30\n  options: {n_train: 40, n_dev: 10, n_test: 10}",
+        "split: train": "split: train\n  limit: 16\n  options: {n_train: 24, n_dev: 6, n_test: 8}",
         "prompts: 4": "prompts: 1",
     },
     "training/demo-grpo.yaml": {"max_steps: 150": "max_steps: 2"},

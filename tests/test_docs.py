@@ -49,7 +49,7 @@ NOT_RUN = {
     "vllm": "a server",
     "pip": "set-up",
     "python": "runs the tests, or builds a policy, which takes minutes to an hour",
-    "leret demo": "minutes; test_cli.py runs it, small, and test_demo.py as it is, marked slow",
+    "leret demo": "minutes; tests/cli/test_run.py runs it, small",
     "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
     "leret view": "runs until it is stopped; tests/viewer and tests/cli/test_view.py",

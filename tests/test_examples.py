@@ -53,7 +53,7 @@ def test_multihop_is_optimized_saved_and_loaded(saved):
 
 def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
     settings = SMALL | {"samples": 2, "train_kwargs": KEYS | {"max_length": 1024}, "run_dir": "runs/researcher"}
-    Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:6]))
+    Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:4]))
     optimized = import_module("researcher").main("few.jsonl", "corpus.jsonl", "saved/researcher", "agent", **settings)
     assert {candidate["stage"] for candidate in optimized.candidate_programs} == {"student", "sft"}
     again = leret.load("saved/researcher").program

@@ -168,14 +168,6 @@ def test_what_is_squeezed_is_found(tmp_path):
     ]
 
 
-def test_functions_that_take_a_whole_recipe_are_found(tmp_path):
-    path = tmp_path / "x.py"
-    path.write_text(
-        "def f(recipe): pass\ndef g(a: int, b: SFTRecipe | None): pass\ndef h(recipes, c: list[EvalRecipe]): pass\n"
-    )
-    assert list(figures.with_whole_recipes([path])) == ["x.py:1 f", "x.py:2 g"]
-
-
 def test_recipes_have_few_keys(tmp_path):
     path = tmp_path / "x.py"
     path.write_text(
@@ -185,13 +177,6 @@ def test_recipes_have_few_keys(tmp_path):
     )
     assert figures.keys([path]) == {"A": {"a"}, "B": {"c"}}
     assert sum(map(len, figures.keys(MODULES.values()).values())) <= 351
-
-
-def test_nodes_and_statements_are_counted_as_ast_walk_does(tmp_path):
-    path = tmp_path / "x.py"
-    path.write_text('"""Text."""\nx = 1\nif x:\n    x = [x] * 2\n')
-    assert figures.statements([path]) == 3
-    assert figures.nodes([path]) == 20
 
 
 def test_the_library_its_folders_and_its_functions_stay_small():

@@ -44,20 +44,3 @@ def faults(tree):
 def test_names_and_docstrings_follow_the_style_guide(module):
     tree = ast.parse(figures.sources()[module].read_text(encoding="utf-8"))
     assert list(faults(tree)) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("found = 1", "1: found"),
-        ("self._kept = 1", "1: _kept"),
-        ("def f(told): ...", "1: told"),
-        ("[made for made in x]", "1: made"),
-        ("def settled(): ...", "1: settled"),
-        ('def f():\n    """Whether it is so."""', "1: f: Whether ..."),
-        ('class A:\n    def f(self):\n        """As `g`, twice."""', "2: f: As ..."),
-        ('class Found:\n    """What a search returned."""\n\ndef f(ranking):\n    """Assert and return it."""\n', None),
-    ],
-)
-def test_a_fault_is_named_with_its_line(text, fault):
-    assert list(faults(ast.parse(text))) == ([fault] if fault else [])

@@ -37,6 +37,8 @@ def invoke(code, command, *values):
     return result.output
 """
 SERVED = """
+told = invoke(2, "sample", "data.limit=2")
+assert "leret[train]" in told, told
 small = ["data.options={{n_train: 20, n_dev: 5, n_test: 5}}", "data.limit=2", "sampling.prompts=2"]
 small += ["sampling.bank={{candidates: 2, train_questions: 4, dev_questions: 4}}"]
 invoke(0, "sample", "policy.kind=openai", "policy.model=m", "policy.urls=[{url}]", *small)
@@ -60,12 +62,7 @@ def run(body, place):
     return ended.stdout
 
 
-def test_a_served_policy_needs_no_torch(tmp_path):
-    with closing(SeededServer()) as server:
-        run(SERVED.format(url=server.url), tmp_path)
-
-
-def test_a_saved_program_answers_from_a_server_as_it_did_in_process(tmp_path):
+def test_a_served_policy_needs_no_torch_and_a_saved_program_answers_as_it_did_in_process(tmp_path):
     policy = LocalPolicy(LocalPolicySettings(model=str(tiny_policy(tmp_path / "ipo"))))
     program = TwoPredictors()
     program.set_lm(policy_lm(policy, temperature=0.0, max_tokens=8))
@@ -80,9 +77,7 @@ def test_a_saved_program_answers_from_a_server_as_it_did_in_process(tmp_path):
     with closing(SeededServer()) as server, dspy.context(adapter=CompactAdapter(), rm=FakeRetriever()):
         server.names, server.lie = ("ipo-" + policy.digest[:8],), complete
         answer = program(question="what follows alpha ?").answer
-        assert run(LOADED.format(url=server.url), tmp_path) == f"{answer}\n"
+        with closing(SeededServer()) as sampler:
+            commands = SERVED.format(url=sampler.url) + LOADED.format(url=server.url)
+            assert run(commands, tmp_path).splitlines()[-1] == answer
     policy.close()
-
-
-def test_a_policy_in_process_names_the_extra_to_install(tmp_path):
-    run('told = invoke(2, "sample", "data.limit=2")\nassert "leret[train]" in told, told', tmp_path)

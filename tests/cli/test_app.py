@@ -71,39 +71,10 @@ def test_a_group_without_a_command_shows_its_help_and_succeeds(group):
     assert (code, f"leret {group}" in out, "Commands" in out) == (0, True, True)
 
 
-def test_recipes_are_listed_and_shown_by_a_short_name(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # lines are wrapped on a terminal
-    lines = leret("recipes", "list")[1].splitlines()
-    assert max(map(len, lines)) <= 80
-    monkeypatch.delenv("FORCE_COLOR")
-    recipes, rewards = leret("recipes", "list")[1].split("reward (or FILE.py:function)")
-    assert all(".yaml " in line or ".py " in line for line in recipes.strip().splitlines())
-    assert re.search(r"^ ap, ap@k\b", rewards, re.MULTILINE)
-    shown = (ROOT / "training" / "demo-sft.yaml").read_text(encoding="utf-8").strip()
-    assert leret("recipes", "show", "demo-sft") == (0, shown + "\n")
-
-
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_the_traceback_is_shown_with_debug_alone(tmp_path, debug):
     code, out = leret("rescore", "--run", tmp_path, *debug)
     assert (code, out.count("error: "), "Traceback" in out) == (2, 1, bool(debug))
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [
-        (ZeroDivisionError("odd"), 1, "error: unexpected ZeroDivisionError: odd"),
-        (KeyboardInterrupt(), 130, "stopped; "),
-    ],
-)
-def test_failures_end_in_one_line(error, code, says, monkeypatch):
-    def fail():
-        raise error
-
-    monkeypatch.setattr("leret.core.bundled.names", fail)
-    got, out = leret("recipes", "list")
-    assert (got, out.count("\n"), out.startswith(says)) == (code, 1, True)
 
 
 def wrapped_interrupt():
@@ -113,13 +84,22 @@ def wrapped_interrupt():
     return error
 
 
-def test_interrupt_that_an_import_wraps_ends_as_an_interrupt(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (ZeroDivisionError("odd"), 1, "error: unexpected ZeroDivisionError: odd"),
+        (KeyboardInterrupt(), 130, "stopped; "),
+        (wrapped_interrupt(), 130, "error: stopped; "),
+    ],
+    ids=["unexpected", "interrupt", "interrupt in an import"],
+)
+def test_failures_end_in_one_line(error, code, says, monkeypatch):
     def fail():
-        raise wrapped_interrupt()
+        raise error
 
     monkeypatch.setattr("leret.core.bundled.names", fail)
-    code, out = leret("recipes", "list")
-    assert (code, out.count("\n"), out.startswith("error: stopped; ")) == (130, 1, True)
+    got, out = leret("recipes", "list")
+    assert (got, out.count("\n"), out.startswith(says)) == (code, 1, True)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), wrapped_interrupt()], ids=["plain", "wrapped"])

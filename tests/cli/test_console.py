@@ -64,23 +64,6 @@ def test_a_terminal_wraps_messages_at_spaces_and_commands_at_flags(monkeypatch, 
     assert [line[:11].strip() for line in out[6:]] == ["purpose", "", ""]
 
 
-def test_a_table_in_a_pipe_has_no_padding(capsys):
-    table(["system", "note"], [["a", "x"], ["b", "a note of many words " * 9]], title="of systems")
-    lines = capsys.readouterr().out.splitlines()
-    assert all(line == line.rstrip() for line in lines)
-    assert any("a note of many words " * 9 in f"{line} " for line in lines)
-
-
-def test_exceptions_that_did_not_occur_are_not_shown(capsys):
-    facts(
-        {"pairs": 0, "waiting": 0, "resumed_from": 0, "loss_last": 0.5, "dropped": 3, "prompts": {"0": None, "1": 0.5}}
-    )
-    shown = capsys.readouterr().out
-    assert {line.split("  ")[1].strip() for line in shown.splitlines()} == {"pairs", "dropped", "prompts"}
-    assert "1: 0.5" in shown
-    assert "0: " not in shown
-
-
 def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "mine.yaml"

@@ -1,5 +1,4 @@
 import json
-import re
 
 import pytest
 
@@ -36,26 +35,6 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder):
         code, out = leret(*command, "--set", "data.skip_invalid=true", "--json")
         assert (code, json.loads(out.splitlines()[-1])[key]) == (0, 100)  # after a warning of the policy
     assert "--questions" in refused("data", "inspect", "questions.jsonl")
-
-
-def test_inspect_shows_many_gold_documents_in_short(folder):
-    ids = [f"d{i}" for i in range(40)]
-    asked = [{"id": f"q{n}", "question": f"{n}?", "relevant_doc_ids": ids[:n]} for n in range(40, 0, -1)]
-    json_lines(folder / "questions.jsonl", asked)
-    json_lines(folder / "corpus.jsonl", [{"doc_id": id, "title": "", "text": "x"} for id in ids])
-    out = leret("data", "inspect", *FILES)[1]
-    assert re.search(r"gold documents per question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, .*, 33-64: 8\n", out)
-    assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
-    assert "None" not in out
-
-
-@pytest.mark.parametrize("word", ["because ", "because"])
-def test_inspect_shortens_a_long_answer(folder, word):
-    asked = {"id": "q", "question": "Why?", "answer": word * 99, "relevant_doc_ids": ["A"]}
-    json_lines(folder / "questions.jsonl", [asked])
-    out = succeeds("data", "inspect", *FILES[:2])
-    assert f"q: Why? -> {word}becau" in out
-    assert max(map(len, out.splitlines())) < 130
 
 
 def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder):

@@ -80,10 +80,3 @@ def test_check_shows_the_manifest_and_reads_the_whole_index(index):
     broken = index / "documents.bin"
     broken.write_bytes(broken.read_bytes().replace(b"a sat", b"b sat"))
     assert "documents.bin has changed" in refused("index", "check", index)
-
-
-def test_commands_say_how_many_chunks_of_how_many_documents_there_are(folder):
-    chunks = [{**CORPUS[i % 3], "doc_id": f"d#{i}", "parent": f"d{i % 2}"} for i in range(5)]
-    json_lines(folder / "corpus.jsonl", chunks)
-    assert "5 chunks of 2 documents" in succeeds(*BUILD)
-    assert "5 chunks of 2 documents" in succeeds("index", "check", "idx")

@@ -125,21 +125,14 @@ def test_sampling_recipe_alone_takes_the_recipes_of_its_name(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     write_world(tmp_path)
     files = ["--set", "data.questions=questions.jsonl", "--set", "data.corpus=corpus.jsonl", "--dry-run", "--json"]
-    for name in ("expand-pick", "sampling/expand-pick", "sampling/expand-pick.yaml"):
+    for name in ("expand-pick", "sampling/expand-pick.yaml"):
         stages = json.loads(succeeds("run", name, *files, "--set", "num_train_epochs=1"))
         assert [title.split()[2] for title in stages.values()] == ["sample", "train", "eval"]
-    stages = json.loads(succeeds("run", "agentic-rag", "--dry-run", "--json"))
-    assert [title.split()[2] for title in stages.values()] == ["sample", "train", "eval"]
     stages = json.loads(succeeds("run", "expand-pick", "expand-pick", *files))
     assert len(stages) == 2
 
 
-def test_recipe_without_a_training_says_what_to_type_next(tmp_path, small):
-    out = " ".join(succeeds("run", "sampling/demo.yaml", "--run", tmp_path / "r", *small).split())
-    assert "note: only sampled" in out
-    assert f"leret train demo-sft --run {tmp_path / 'r'}" in out
-
-
+@pytest.mark.slow  # test_processes.py trains with two processes that do not shard
 def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy, monkeypatch):
     run = sampled_run(tmp_path / "r", policy)
     steps = ["--run", run.path, "--set", "max_steps=3", "--set", "logging_steps=1"]
@@ -163,14 +156,6 @@ def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy,
     assert len(one) == 3
     # Sums over fewer rows round differently; on one kind of processor, the difference is 2e-5 after two updates.
     assert two == pytest.approx(one, rel=1e-4)
-
-
-@pytest.mark.parametrize("algorithm", ["pick", "pqn"])
-def test_training_of_a_picker_is_refused_before_processes_start(tmp_path, monkeypatch, algorithm):
-    Run.create(tmp_path / "r").update(sampling={"data": {}})
-    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
-    out = refused("train", f"training/{algorithm}.yaml", "--run", tmp_path / "r", "--launch", "multi")
-    assert f"algorithm: {algorithm} trains a picker in one process" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -202,11 +187,13 @@ def test_a_launcher_receives_a_signal_and_gets_time_to_stop(tmp_path):
     assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
 
 
-def test_an_error_of_the_recipe_is_printed_before_processes_start(tmp_path, policy, monkeypatch):
+def test_errors_of_a_recipe_are_printed_before_processes_start(tmp_path, policy, monkeypatch):
     run = sampled_run(tmp_path / "r", policy)
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
     out = refused("train", "sft", "--run", run.path, "--set", "init_from=nope", "--launch", "multi")
     assert out.count("init_from: 'nope'") == 1
+    out = refused("train", "training/pqn.yaml", "--run", run.path, "--launch", "multi")
+    assert "algorithm: pqn trains a picker in one process" in " ".join(out.split())
 
 
 def test_a_training_names_its_reward_rounds_and_the_next_command(tmp_path, policy):

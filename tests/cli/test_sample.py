@@ -16,7 +16,7 @@ def test_flags_that_do_not_go_together_are_refused(tmp_path, flags, says):
     assert says in refused("sample", "demo", "--run", tmp_path / "r", *flags)
 
 
-def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path, small):
+def test_a_run_is_rescored_and_paired_again_and_a_wrong_reward_is_refused(tmp_path, small):
     succeeds("sample", "sampling/demo.yaml", "--run", tmp_path / "r", *small)
     for reward, says in (("apx", "unknown measure 'apx'"), ("{parts: {ap: 1}, mixr: std}", "mixr")):
         assert says in refused("rescore", "--run", tmp_path / "r", "--reward", reward)
@@ -26,11 +26,11 @@ def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path, small):
     assert "sampling.final is ignored" in " ".join(out.split())
     out = succeeds("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
     assert json.loads(out.splitlines()[-1])["samples"] > 0
+    check_strategies(["--run", tmp_path / "r"])
 
 
-def test_pairs_are_rebuilt_as_before_unless_another_strategy_is_named(tmp_path, small):
-    run = ["--run", tmp_path / "r"]
-    succeeds("sample", "sampling/demo.yaml", *run, *small)
+def check_strategies(run):
+    """Check that pairs are rebuilt as before unless another strategy is named."""
     before = json.loads(succeeds("rescore", *run, "--json"))
     assert (before["strategy"], before["margin"], before["max_pairs"]) == ("adjacent", 0.0, 2)  # as in the recipe
     changed = json.loads(succeeds("rescore", *run, "--strategy", "margin", "--margin", "0.1", "--json"))
@@ -41,16 +41,6 @@ def test_pairs_are_rebuilt_as_before_unless_another_strategy_is_named(tmp_path, 
     assert (wider["strategy"], wider["margin"]) == ("margin", 0.2)
     says = "--margin 0.1 needs --strategy margin, but the strategy is all"
     assert says in " ".join(refused("rescore", *run, "--strategy", "all", "--margin", "0.1").split())
-
-
-def test_the_rewards_are_computed_again_only_if_their_function_has_changed(tmp_path, small):
-    own, run = tmp_path / "own.py", ["--run", tmp_path / "r"]
-    own.write_text("def score(outcome):\n    return len(outcome.text) / 100\n")
-    succeeds("sample", "sampling/demo.yaml", *run, *small, "--set", f"sampling.reward={own}:score")
-    assert "pairs saved to" in succeeds("rescore", *run)
-    own.write_text("def score(outcome):\n    return len(outcome.text) / 10\n")
-    assert "rewards changed" in succeeds("rescore", *run, "--strategy", "best-worst")
-    assert json.loads(succeeds("rescore", *run, "--json"))["strategy"] == "best-worst"
 
 
 def test_runs_of_other_machines_are_merged_before_the_rest_is_sampled(tmp_path, small, monkeypatch):

@@ -6,7 +6,7 @@ import pexpect
 import pytest
 
 from tests.cli.test_app import ROOT
-from tests.first_steps import copy_recipes, edit, succeeds
+from tests.first_steps import succeeds
 
 PROMPT_S = 15  # within which Ctrl-C has to end a command
 
@@ -15,9 +15,10 @@ def settings(*values):
     return [part for value in values for part in ("--set", value)]
 
 
-WORLD = "{n_train: 40, n_dev: 10, n_test: 70}"
+WORLD = "{n_train: 30, n_dev: 10, n_test: 70}"
 BANK = "{candidates: 2, train_questions: 8, dev_questions: 6}"
-SMALL = settings("data.limit=20", f"data.options={WORLD}", "sampling.prompts=2", f"sampling.bank={BANK}")
+SMALL = settings("data.limit=12", f"data.options={WORLD}", "sampling.prompts=2", "sampling.samples=2",
+                 f"sampling.bank={BANK}")  # fmt: skip
 
 
 def leret(*args, cwd=ROOT):
@@ -54,9 +55,9 @@ def sampled(tmp_path_factory):
     ("command", "when", "says"),
     [
         (["sample", "demo", "--run", "NEW", *SMALL], "prompt bank", "sampled into"),
-        (["train", "demo-sft", "--run", "SAMPLED",
+        pytest.param(["train", "demo-sft", "--run", "SAMPLED",
           *settings("max_steps=100", "name=long", "per_device_train_batch_size=1")],
-         r"train long .*[1-9]\d*/", "resumed"),
+         r"train long .*[1-9]\d*/", "resumed", marks=pytest.mark.slow),  # test_job.py interrupts trainings
         pytest.param(["eval", "demo", "--run", "SAMPLED", *settings("limit=60", "systems=[base]")],
          r"evaluating base .*[1-9]\d*/60", r"\A(?!(.|\n)*evaluating base .*?/60)",  # the rest alone, if there is one
          marks=pytest.mark.slow),
@@ -64,19 +65,9 @@ def sampled(tmp_path_factory):
     ],
     ids=["sample", "train", "eval", "index"],
 )  # fmt: skip
-def test_a_command_stops_and_goes_on(tmp_path, sampled, command, when, says):
-    command = [{"NEW": str(tmp_path / "r"), "SAMPLED": str(sampled)}.get(word, word) for word in command]
+def test_a_command_stops_and_goes_on(tmp_path, request, command, when, says):
+    run = str(request.getfixturevalue("sampled") if "SAMPLED" in command else tmp_path / "r")
+    command = [run if word in {"NEW", "SAMPLED"} else word for word in command]
     interrupted(leret(*command), when)
     screen = finished(leret(*command)) if command[0] == "eval" else succeeds(*command)
     assert re.search(says, screen), screen
-
-
-@pytest.mark.slow  # the demo runs in test_run.py; its stages stop and go on above
-def test_the_demo_stops_and_goes_on(tmp_path):
-    copy_recipes(tmp_path)
-    edit(tmp_path / "sampling/demo.yaml", "limit: 30", "limit: 100")
-    edit(tmp_path / "sampling/demo.yaml", "n_train: 40", "n_train: 100")
-    edit(tmp_path / "sampling/demo.yaml", "prompts: 1", f"prompts: 2\n  bank: {BANK}")
-    interrupted(leret("demo", cwd=tmp_path), r"sampling .*[1-9]\d*/100")
-    screen = interrupted(leret("demo", cwd=tmp_path), r"sampling .*\d+/\d+")
-    assert "prompt bank" not in screen  # it was made before

@@ -57,19 +57,3 @@ def test_runs_are_listed_in_every_form(tmp_path):
     assert "is neither a run nor a directory with runs" in refused("compare", tmp_path / "none")
     for flag in ("--measure", "--evaluation"):
         assert "is not a run; name runs" in " ".join(refused("compare", tmp_path, flag, "f1").split())
-
-
-def test_the_list_of_runs_shows_the_figures_at_80_columns(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    scores = {"base": [0.0], "a-picker-of-names": [1.0]}
-    path = evaluated(tmp_path / "a-run-of-a-long-name", scores).path
-    (path / "policies/a-picker-of-names").mkdir(parents=True)
-    (path / "policies/a-picker-of-names/training.json").write_text("{}")
-    out = succeeds("compare", tmp_path)
-    assert "recall: a-picker-of-names 1.000, base 0.000" in out
-
-
-def test_a_comparison_explains_its_columns(tmp_path):
-    run = evaluated(tmp_path / "r", {"base": [0.0, 1.0], "ipo": [1.0, 1.0]}).path
-    assert "effect size: the mean difference divided by" in " ".join(succeeds("compare", run).split())

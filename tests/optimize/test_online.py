@@ -2,7 +2,7 @@ import pytest
 
 import leret
 from leret.optimize.inputs import LMCallsSpent
-from leret.policies.checkpoints import count_parameters, find_model
+from leret.policies.checkpoints import find_model
 from leret.training.algorithms import TrainingRecipe
 from leret.training.model import training_record
 from tests.optimize.fakes import TRAIN, VAL, Answering, fake_lm, leret_of, student_of
@@ -27,9 +27,8 @@ def check_trained(best, algorithm, run_dir):
     assert not (run_dir / "rollouts.db").exists()
 
 
-@pytest.mark.parametrize("algorithm", ["rloo", "ppo"])
-def test_an_online_algorithm_samples_and_trains_the_student(tmp_path, algorithm):
-    check_trained(compiled(tmp_path, algorithm), algorithm, tmp_path)
+def test_an_online_algorithm_samples_and_trains_the_student(tmp_path):
+    check_trained(compiled(tmp_path, "ppo"), "ppo", tmp_path)
 
 
 def test_an_online_training_is_not_repeated(tmp_path):
@@ -57,11 +56,6 @@ def test_another_lm_of_the_student_answers_in_rounds_and_stays(tmp_path):
     assert program.write.lm.model != "leret/demo"
 
 
-def test_kto_learns_from_the_samples(tmp_path):
-    best = compiled(tmp_path, "kto", train_kwargs={"max_steps": 1, "device": "cpu"})
-    assert {one["stage"] for one in best.candidate_programs} == {"student", "kto"}
-
-
 @pytest.mark.parametrize(
     ("algorithm", "n", "rate", "keys"),
     [("sft", 1_500_000, 1e-3, {}), ("sft", 22_000_000, 1.7e-4, {}), ("sft", 135e6, 5e-5, {}),
@@ -73,7 +67,3 @@ def test_kto_learns_from_the_samples(tmp_path):
 def test_the_learning_rate_follows_the_size_of_the_model(algorithm, n, rate, keys):
     recipe = TrainingRecipe.model_validate({"algorithm": algorithm, **keys})
     assert recipe.learning_rate_for(int(n)) == pytest.approx(rate)
-
-
-def test_parameters_are_counted_without_loading_a_model():
-    assert 500_000 < count_parameters(find_model("demo")) < 2_000_000

@@ -15,7 +15,6 @@ from leret.policies.serving.model import resolve_policy
 from leret.rollouts.environment import Environment
 from leret.sampling.store.store import Store
 from leret.training.picks.joint import JointRecipe
-from leret.training.picks.pick import PickRecipe
 from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe
 from tests.http.servers import serving
@@ -78,16 +77,6 @@ def test_a_later_round_has_every_policy_that_was_trained(tmp_path):
     sft, second = (step.recipe for step in steps if (step.round, step.stage) == (2, "train"))
     assert (sft.policy_name, sft.init_from) == ("sft-2", "joint")
     assert (second.policy_name, second.picker.init_from, second.writer.init_from) == ("joint-2", "joint", "sft-2")
-
-
-def test_pickers_and_writers_trained_in_turn_are_passed_on_separately(tmp_path):
-    run = Run(tmp_path)
-    steps = schedule([dialogue(), SFT, PickRecipe(), IPORecipe(init_from="sft")], run, rounds=2)
-    [second] = [step.recipe for step in steps if (step.round, step.stage) == (2, "sample")]
-    assert second.policy.model == str((run.policies / "ipo").resolve())
-    assert second.policies["pick"].model == str((run.policies / "pick").resolve())
-    names = [(r.policy_name, r.init_from) for r in (s.recipe for s in steps if (s.round, s.stage) == (2, "train"))]
-    assert names == [("sft-2", "ipo"), ("pick-2", "pick"), ("ipo-2", "sft-2")]
 
 
 def test_training_in_a_later_round_meets_the_last_policies_of_the_others(tmp_path):

@@ -1,69 +1,43 @@
 """An LM on a running server that is sampled, trained from its weights, saved and loaded."""
 
-import asyncio
-import threading
-
 import dspy
 import pytest
-from aiohttp import web
+from anyio.from_thread import start_blocking_portal
 
 import leret
 from leret.core.errors import ConfigError, PolicyError
 from leret.optimize.inputs import server_of
-from leret.policies.base import Request
 from leret.policies.load import make_policy
 from leret.policies.saved import PolicySettings
+from tests.http.servers import serving
 from tests.optimize.conftest import QUESTIONS, Asking
+from tests.training.test_sampled_ids import Returns
 
 KEY = "sk-secret-key"
 SFT = {"learning_rate": 1e-2, "device": "cpu"}
 
 
-class Stub:
-    """A chat completions server with one policy that records each request."""
+class Stub(Returns):
+    """Writes at most six tokens with a policy of this process."""
 
-    def __init__(self, policy):
-        self.policy, self.requests, self.keys = policy, [], set()
+    models = ("o/tiny",)
 
-    async def answer(self, request):
-        body = await request.json()
-        self.requests.append(body)
-        self.keys.add(request.headers.get("Authorization"))
-        limit = body.get("max_tokens") or body.get("max_completion_tokens")
-        first = body.get("seed") or 0
-        seeds = tuple(range(first, first + body.get("n", 1)))
-        asked = Request(tuple(body["messages"]), seeds, body.get("temperature", 1.0), min(limit, 6))
-        choices = []
-        for index, completion in enumerate(await self.policy.complete(asked)):
-            message = {"role": "assistant", "content": completion.text}
-            choices.append({"index": index, "message": message, "finish_reason": completion.finish_reason})
-        return web.json_response({"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 6}})
+    async def route(self, request, body):
+        limit = (body or {}).get("max_tokens") or (body or {}).get("max_completion_tokens") or 6
+        defaults = {"seed": 0, "temperature": 1.0}
+        return await super().route(request, body and {**defaults, **body, "max_tokens": min(limit, 6)})
+
+    @property
+    def keys(self):
+        return {seen.headers.get("Authorization") for seen in self.requests if seen.json is not None}
 
 
 @pytest.fixture
 def stub(weights):
     policy = make_policy(PolicySettings.model_validate({"model": str(weights), "device": "cpu"}))
     stub = Stub(policy)
-    loop, ready = asyncio.new_event_loop(), threading.Event()
-
-    async def start():
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", stub.answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        stub.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        ready.set()
-        return runner
-
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
-    yield stub
-    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(30)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(stub, under="/v1")):
+        yield stub
     policy.close()
 
 
@@ -96,8 +70,8 @@ def test_served_lm_is_sampled_trained_saved_and_loaded(stub, weights, trainset, 
     lm = leret.LM("o/tiny", api_base=stub.url, weights=weights, api_key=KEY, max_tokens=6)
     best = compiled(student(lm), tmp_path / "run", trainset, algorithms=["sft"], train_kwargs=SFT)
     assert stub.keys == {f"Bearer {KEY}"}
-    assert {body["model"] for body in stub.requests} == {"o/tiny"}
-    assert {body["max_tokens"] for body in stub.requests} <= {6, 1}  # 1: the test of ``n``
+    assert {body["model"] for body in stub.bodies} == {"o/tiny"}
+    assert {body["max_tokens"] for body in stub.bodies} <= {6, 1}  # 1: the test of ``n``
     assert best.write.lm.model.startswith(f"leret/{tmp_path / 'run' / 'policies'}")
     assert server_of(best.write.lm) is None
     [note] = [entry["text"] for entry in best.trial_logs if entry["stage"] == "serve"]
@@ -127,19 +101,11 @@ def test_saved_lm_of_a_server_asks_for_its_key(stub, weights, tmp_path, monkeypa
 def test_dspy_lm_with_finetuning_model_is_trained(stub, weights, trainset, tmp_path):
     lm = dspy.LM("openai/o/tiny", api_base=stub.url, api_key=KEY, max_tokens=6, finetuning_model=str(weights))
     best = compiled(student(lm), tmp_path / "run", trainset, algorithms=["sft"], train_kwargs={lm: SFT})
-    assert {body["model"] for body in stub.requests} == {"o/tiny"}
+    assert {body["model"] for body in stub.bodies} == {"o/tiny"}
     assert best.answer.lm.model.startswith("leret/")
     stages = {candidate["stage"]: candidate["program"] for candidate in best.candidate_programs}
     assert stages["student"].write.lm is lm
     assert files_with(KEY, tmp_path) == []
-
-
-def test_served_lm_answers_in_evaluate(stub, trainset):
-    program = student(leret.LM("openai/o/tiny", api_base=stub.url, max_tokens=6))
-    evaluate = dspy.Evaluate(devset=trainset[:2], metric=letters, num_threads=2, failure_score=-1.0)
-    evaluate(program)
-    assert {body["model"] for body in stub.requests} == {"o/tiny"}
-    assert stub.keys == {None}
 
 
 @pytest.mark.parametrize("make", [

@@ -8,7 +8,6 @@ from dspy.utils.callback import BaseCallback
 
 import leret
 from leret.core.errors import LeretError
-from leret.optimize import teleprompter
 from leret.policies.base import Completion
 from tests.optimize.fakes import TRAIN, VAL, Words, Writer, fake_lm, leret_of, recall, student_of
 from tests.sampling.fakes import FakePolicy
@@ -108,11 +107,6 @@ def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(training
     assert heard.count("parse") == 3 * 2 * len(VAL)  # of the evaluations alone
 
 
-def test_leret_is_a_direct_subclass_of_teleprompter():
-    assert leret.LeReT in dspy.teleprompt.Teleprompter.__subclasses__()
-    assert leret.LeReT in teleprompter.FinetuneTeleprompter.__subclasses__()
-
-
 def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     keys = {"num_candidate_programs": 1, "max_bootstrapped_demos": 1, "max_labeled_demos": 0, "num_threads": 1}
     optimizers = {"p": dspy.BootstrapFewShotWithRandomSearch(metric=recall, **keys), "w": leret_of(tmp_path)}
@@ -127,16 +121,3 @@ def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     n_trained = len(trainings)
     leret_of(tmp_path).compile(student_of(), trainset=TRAIN)  # the first student again
     assert Path(trainings[n_trained]["directory"]).parent.parent == tmp_path
-
-
-def test_the_demo_policy_is_sampled_trained_and_scored(tmp_path):
-    student = student_of(lm=leret.LM("demo", max_tokens=8))
-    settings = {"run_dir": tmp_path / "run", "train_kwargs": {"max_steps": 1, "device": "cpu", "max_length": 256}}
-    settings["reward"] = lambda example, outcome: len(outcome.text)
-    best = leret_of(**settings).compile(student, trainset=TRAIN[:4], valset=VAL[:2])
-    assert len(best.candidate_programs) == 3
-    models = {one["stage"]: one["program"].write.lm.model for one in best.candidate_programs}
-    assert len(set(models.values())) == 3
-    again = leret_of(**settings).compile(student, trainset=TRAIN[:4], valset=VAL[:2])
-    assert {one["stage"]: one["program"].write.lm.model for one in again.candidate_programs} == models
-    assert sum(entry.get("lm_calls", 0) for entry in again.trial_logs if entry["stage"] == "sample") == 0

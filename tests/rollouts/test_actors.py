@@ -2,17 +2,6 @@ from leret.rollouts.actors import Role
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.store.store import Store
 from tests.rollouts.test_credit import Recorded, Retelling, groups_of, is_alpha, only, sample, samples_of
-from tests.rollouts.test_rollout import roll
-from tests.sampling.fakes import FakePolicy
-
-
-def test_greedy_rollouts_do_not_depend_on_the_seed_and_sampled_ones_do(replay, formatter):
-    def texts(seed, temperature):
-        rollouts = roll(replay, formatter, FakePolicy(), seed=seed, temperature=temperature)
-        return [[step.completion for step in rollout.steps] for rollout in rollouts]
-
-    assert texts(0, 0.0) == texts(1, 0.0)
-    assert texts(0, 1.0) == texts(0, 1.0) != texts(1, 1.0)
 
 
 def test_each_policy_answers_its_own_predictors_once(tmp_path):

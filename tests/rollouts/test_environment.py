@@ -56,14 +56,3 @@ def test_gold_ids_in_a_cell_are_split_with_and_without_a_check(tmp_path):
     for check in (True, False):
         environment = Environment(recipe_of(data), tmp_path)
         assert [task.gold for task in environment.tasks(check=check)] == [("d1", "d2"), ("d2",)]
-
-
-def test_notes_count_skipped_records_of_questions_and_corpus(tmp_path):
-    (tmp_path / "c.csv").write_text("doc_id,text\nd1,a\nd1,b\n")
-    (tmp_path / "q.csv").write_text("id,question,relevant_doc_ids,answerable\nq1,Who?,d1,true\nq2,Who else?,d1,False\n")
-    data = {"questions": str(tmp_path / "q.csv"), "corpus": str(tmp_path / "c.csv"), "skip_invalid": True}
-    environment = Environment(recipe_of(data), tmp_path)
-    environment.tasks()
-    questions, corpus = environment.data_notes()
-    assert ("data: 1 " in questions, "marked as unanswerable" in questions) == (True, True)
-    assert ("corpus: 1 " in corpus, "duplicate id" in corpus) == (True, True)

@@ -211,19 +211,6 @@ def test_a_batch_waits_for_other_policies_and_for_walks_inside_walks():
     assert inner.batches == [["a", "x", "y"], ["after", "b"]]
 
 
-def test_a_round_holds_several_policies_each_with_its_batch():
-    first, second = Recording(), Recording()
-
-    def walk(name):
-        async def steps(one, other):
-            await (one if name in "ab" else other).complete(ask(name))
-
-        return steps
-
-    rounds_of([walk(name) for name in "dbca"], first, second)
-    assert (first.batches, second.batches) == ([["a", "b"]], [["c", "d"]])
-
-
 @pytest.mark.parametrize(("texts", "n_failed"), [(("a", "long", "b"), 1), (("a", "broken"), 2)])
 def test_a_failure_is_of_its_request_or_of_the_batch(texts, n_failed):
     answers = rounds_of([lambda policy, text=text: policy.complete(ask(text)) for text in texts], Recording())
@@ -237,12 +224,3 @@ def test_every_pass_takes_all_tasks_in_an_order_of_its_own():
     assert sorted(round_of(3, 8, 0, 0)) == [0, 1, 2]
     ends = [round_of(10, 4, seed, 2) for seed in range(9)]  # a round over the end of a pass
     assert all(len({*places}) == len(places) for places in ends)
-
-
-def test_a_training_may_have_a_reward_of_its_own(begun, environment, policy):
-    parts = {"recall": 1.0, "steps": 0.5}
-    keys = {"reward": {"parts": parts, "unparsed_reward": -2.0}}
-    tasks = training_tasks(environment, changed(RECIPE, **keys))[:2]
-    found = sampler(begun, environment, policy, **keys).sample(tasks, 0)
-    assert found.parts.shape == (16, 2)
-    assert {"rewards/recall/mean", "rewards/steps/mean"} <= set(found.metrics)

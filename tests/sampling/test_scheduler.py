@@ -5,10 +5,7 @@ from itertools import count
 
 import pytest
 
-from leret.core.errors import ProgramError
-from leret.programs.adapters import CompactAdapter
-from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
-from leret.programs.replay import Replay
+from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Role, SamplingPlan
@@ -34,28 +31,15 @@ def content(path):
         return list(store.groups()), [store.visits("fake-policy", q.id) for q in questions()]
 
 
-@pytest.mark.parametrize("n", [1, 10, 25])
-def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path, replay, formatter, n):
+def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path, replay, formatter):
     whole, number, second = FakePolicy(), count(), FakePolicy()
-    stop = FakePolicy(fail=lambda request: next(number) == n and signal.raise_signal(signal.SIGINT))
+    stop = FakePolicy(fail=lambda request: next(number) == 10 and signal.raise_signal(signal.SIGINT))
     sample(tmp_path / "whole", replay, formatter, whole)
     with pytest.raises(KeyboardInterrupt):
         sample(tmp_path / "parts", replay, formatter, stop)
     sample(tmp_path / "parts", replay, formatter, second)
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
-    assert len(second.requests) < len(whole.requests) or n == 1
-
-
-def test_failures_of_a_program_are_reported_once(tmp_path, program, monkeypatch):
-    forward = type(program).forward
-
-    def fail(self, question):
-        raise IndexError(len(forward(self, question)))
-
-    monkeypatch.setattr(type(program), "forward", fail)
-    replay = Replay(program, CompactAdapter())
-    with pytest.raises(ProgramError, match=r"^\d+ failures in \d+ samples, .*; last failure: MultiHop failed on"):
-        sample(tmp_path / "db", replay, Formatter(replay), n=40, max_error_rate=0.1)
+    assert len(second.requests) < len(whole.requests)
 
 
 def test_no_question_waits_for_another_one(tmp_path, replay, formatter):

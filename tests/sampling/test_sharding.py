@@ -94,12 +94,13 @@ def test_a_shard_that_is_sampled_into_is_not_merged(server, run):
         sample(served(server, 4), run)
 
 
-@pytest.mark.parametrize("text", ["", "1", "2/2", "-1/2", "a/b", "1/2/3", "0/0"])
+@pytest.mark.parametrize("text", ["", "2/2", "-1/2", "a/b", "1/2/3"])
 def test_a_shard_that_is_none_is_a_mistake(text):
     with pytest.raises(ConfigError, match="--shard"):
         Shard.parse(text)
 
 
+@pytest.mark.slow  # shards, and what a killed command left, are merged above without Ray
 def test_two_workers_one_of_them_killed_make_what_one_process_makes(connected, server, run):
     write_data(Path(), 120)
     recipe, alone = served(server, samples=2), Run.create(Path("alone"))
@@ -129,7 +130,7 @@ def test_two_workers_one_of_them_killed_make_what_one_process_makes(connected, s
 
 
 def test_too_many_failures_stop_the_run_and_are_tried_again(connected, server, run):
-    write_data(Path(), 60)
+    write_data(Path(), 120)
     server.broken = lambda body: "number 1" in body["messages"][-1]["content"]
     with pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*refused") as caught:
         sample(served(server), run, distribute=RayCluster(1))

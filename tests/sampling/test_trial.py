@@ -101,12 +101,6 @@ def test_no_request_is_open_when_a_failed_trial_closes_the_policy(cache):
     assert policy.open_at_close == 0
 
 
-def test_a_lower_temperature_is_chosen_for_a_model_whose_samples_at_1_are_far_worse(cache):
-    with policy_is(Rambler(text="beside the point")):
-        best = try_formats(recipe_of(), cache).best
-    assert (best.measured(1.0).parsed, best.temperature, best.max_tokens) == (1.0, 0.7, 32)
-
-
 def test_a_lower_temperature_is_chosen_for_a_model_that_does_not_end_at_1(cache):
     with policy_is(Rambler(n_completion_tokens=128)):
         best = try_formats(recipe_of(), cache).best
@@ -123,15 +117,6 @@ def test_max_tokens_cuts_at_most_one_completion_of_twenty():
         tried.searches[temperature] = [FirstSearch([sample], 1.0) for sample in samples]
     tried.limit_tokens(128)
     assert (tried.max_tokens, tried.measured(0.0).cut, tried.works) == (48, 0.05, True)
-
-
-def test_max_tokens_suits_greedy_and_sampled_completions():
-    tried = FormatTrial("json", {"kind": "json"})
-    for temperature, n_long in zip(TEMPERATURES, (2, 0), strict=True):
-        samples = [made(str(i), 1.0, n_completion_tokens=n) for i, n in enumerate([10] * (20 - n_long) + [60] * n_long)]
-        tried.searches[temperature] = [FirstSearch([sample], 1.0) for sample in samples]
-    tried.limit_tokens(128)
-    assert (tried.max_tokens, tried.measured(0.0).cut) == (64, 0.0)
 
 
 def test_the_command_prints_a_row_per_format_and_the_flags(cache):

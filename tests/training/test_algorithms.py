@@ -55,8 +55,3 @@ def test_an_engine_in_a_users_file_trains(run, file, tmp_path):  # noqa: F811
     assert recipe.factor == 2.0
     (tmp_path / "recipe.yaml").write_text("algorithm: ppo\nengine: own.py:ENGINE\n")
     assert "does not train ppo" in refused("train", str(tmp_path / "recipe.yaml"), "--run", str(run.path))
-
-
-def test_a_file_without_the_algorithm_is_refused(run, file):  # noqa: F811
-    text = refused("train", f"{file}:REINFORCED", "--run", str(run.path))
-    assert "has no algorithm 'REINFORCED'; available: REINFORCE, GRPO" in text

@@ -6,7 +6,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from leret.core.errors import PolicyError, TrainingError
-from leret.policies.checkpoints import policy_directory
 from leret.policies.local.chat_template import end_token
 from leret.training.data import TokenEncoder, TrainingExample, examples_digest
 from tests.first_steps import read_lines, succeeds
@@ -33,11 +32,6 @@ def test_the_end_token_is_the_one_that_the_template_writes(tokenizer):
     assert end_token(tokenizer, [0, 5]) == 5
     tokenizer.chat_template = TEMPLATE.replace("<|end|>", "<|unk|>")
     assert end_token(tokenizer, [0, 1, 5]) == 1
-
-
-def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
-    tokenizer = AutoTokenizer.from_pretrained(policy_directory("demo"))  # of a closed lexicon
-    assert tokenizer.decode(end_token(tokenizer, [tokenizer.eos_token_id])) == tokenizer.eos_token
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import os
 import random
 import resource
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +16,15 @@ from leret.core import yaml
 from leret.core.errors import RunError
 from leret.training.job import CheckpointDirectory, Interrupt, TrainingRecord, training_process
 from leret.training.model import SavedPolicy
-from leret.training.stage import estimate, train, train_job
+from leret.training.stage import estimate, train
 from leret.training.stored.kto import KTORecipe
-from leret.training.stored.preference import DPORecipe, IPORecipe
+from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe
-from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, kill_run, sampled_run, weights_of
+from tests.training.training_runs import Stopper, changed, fail, interrupt, kill_run, sampled_run, weights_of
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
 IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)
-DPO = DPORecipe(per_device_train_batch_size=8, **KEYS)
 KTO = KTORecipe(per_device_train_batch_size=8, **KEYS)
 RECORD = TrainingRecord(
     name="sft", algorithm="sft", key={"recipe": {"seed": 0}}, parent="base", examples=24, dropped=2, steps=6,
@@ -110,7 +108,7 @@ def straight(tmp_path_factory, base):
 
 @pytest.mark.parametrize(
     ("recipe", "what", "at"),
-    [(SFT, fail, 4), (SFT, interrupt, 7), (IPO, fail, 4), (IPO, interrupt, 7), (DPO, fail, 4), (KTO, interrupt, 7)],
+    [(SFT, interrupt, 7), (IPO, fail, 4), (KTO, interrupt, 7)],
 )
 def test_a_resumed_training_ends_in_the_same_bits(run, straight, recipe, what, at):
     with pytest.raises(ZeroDivisionError if what is fail else KeyboardInterrupt):
@@ -133,14 +131,6 @@ def test_a_training_stopped_at_its_last_step_takes_no_more(run, steps):
     weights = weights_of(CheckpointDirectory(run.policies, "sft").path / f"checkpoint-{steps}")
     report = train(recipe, run)
     assert (report.resumed_from, report.steps, weights_of(report.path)) == (steps, steps, weights)
-
-
-def test_an_interrupt_from_another_thread_leaves_a_checkpoint(run):
-    interrupt = Interrupt()
-    progress = Stopper(6, lambda: setattr(interrupt, "requested", True))
-    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
-        pool.submit(train_job, job_in(SFT, run), progress, interrupt=interrupt).result()
-    assert estimate(SFT, run).resumes_at == 7
 
 
 def test_a_killed_process_goes_on_from_its_last_checkpoint(run, straight):

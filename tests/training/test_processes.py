@@ -14,7 +14,6 @@ from leret.policies.serving.launch import free_port
 from leret.training.processes import refuse_processes, share
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.ppo import PPORecipe
-from leret.training.rounds.rloo import RLOORecipe
 from leret.training.stage import train
 from tests.training.rounds import conftest
 from tests.training.training_runs import ONLINE, changed
@@ -25,10 +24,7 @@ ONE_UPDATE = {**SMALL, "max_steps": 1, "per_device_train_batch_size": 8}  # 16 c
 TWO_ROUNDS = {**SMALL, "max_steps": 4, "num_mini_batches": 2}
 RECIPES = {
     "grpo": GRPORecipe(**ONE_UPDATE),
-    "grpo-rounds": GRPORecipe(**TWO_ROUNDS, beta=0.1),
-    "rloo": RLOORecipe(**ONE_UPDATE),
     "rloo-rounds": KeepRLOO(**TWO_ROUNDS, keep_rollouts="either"),
-    "ppo": PPORecipe(**ONE_UPDATE, num_iterations=1),
     "ppo-rounds": PPORecipe(**TWO_ROUNDS, num_iterations=1, target_kl=0.01),
     "stopped": GRPORecipe(**SMALL, max_steps=6, save_steps=50, eval_steps=2, eval_tasks=2, eval_split="train"),
 }
@@ -133,11 +129,11 @@ def test_pickers_and_sharded_models_are_refused(run, monkeypatch):
 
     with pytest.raises(TrainingError, match="pqn trains a picker in one process; remove --launch"):
         refuse_processes(PQNRecipe())
-    refuse_processes(RECIPES["ppo"])
+    refuse_processes(RECIPES["grpo"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match=r"fsdp and zero3 shard it; use --launch multi"):
-        train(RECIPES["ppo"], run)
+        train(RECIPES["grpo"], run)
 
 
 def test_a_launch_of_a_failing_process_prints_no_traceback(tmp_path):

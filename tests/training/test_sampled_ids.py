@@ -97,14 +97,8 @@ def through_a_server(run, bpe, learn, samples=8, **lies):
             for name, value in lies.items():
                 setattr(server, name, value)
             async with serving(server, under="/v1") as urls:
-                settings = {
-                    "kind": "openai",
-                    "model": server.models[0],
-                    "urls": urls,
-                    "max_tokens": 6,
-                    "retry_for_s": 0,
-                }
-                report = await asyncio.to_thread(sampled, run, settings, samples)
+                settings = {"kind": "openai", "model": server.models[0], "urls": urls, "max_tokens": 6}
+                report = await asyncio.to_thread(sampled, run, {**settings, "retry_for_s": 0}, samples)
         await asyncio.to_thread(learn)
         return report
 
@@ -132,13 +126,13 @@ def ids_of(run):
 def test_trained_ids_are_sampled_ids_of_a_bpe_policy(bpe, tmp_path, rows, served):
     run, sft = Run.create(tmp_path / "run"), SFTRecipe(**SFT, init_from=str(bpe))
     if served:
-        report = through_a_server(run, bpe, lambda: train(sft, run), samples=40)
+        report = through_a_server(run, bpe, lambda: train(sft, run), samples=20)
     else:
-        report = sampled(run, {"model": str(bpe), "max_tokens": 6}, samples=40)
+        report = sampled(run, {"model": str(bpe), "max_tokens": 6}, samples=20)
         train(sft, run)
     samples = [one for group in content(run) for one in group.samples]
     truth = {one.token_ids for one in samples}
-    assert len(rows) >= 1000
+    assert len(rows) >= 400
     assert all(tuple(ids) in truth for _, ids in rows)
     tokenizer = AutoTokenizer.from_pretrained(bpe)
     again = [tuple(tokenizer(one.completion)["input_ids"]) for one in samples if one.is_cut]

@@ -1,6 +1,6 @@
 import pytest
 
-from leret.training.watch import RULES, alarms, best_step, first_alarms, peak_gib
+from leret.training.watch import RULES, alarms, best_step, first_alarms
 
 
 def log_of(key, *values, **beside):
@@ -44,20 +44,16 @@ def test_each_alarm_is_raised_once_its_limit_holds_in_a_row(case):
     assert first_alarms([*log, *log]) == [alarm]
 
 
-def test_a_sampler_that_differs_is_told_in_the_first_round():
-    key = "sampling/sampling_logp_difference/mean"
-    [alarm] = alarms(log_of(key, 0.03))
+@pytest.mark.parametrize(
+    ("figure", "high", "low", "says"),
+    [("mean", 0.03, 3e-5, "importance_clip"), ("outliers", 0.01, 0.004, "1.0% of the tokens")],
+)
+def test_a_sampler_that_differs_is_told_in_the_first_round(figure, high, low, says):
+    key = f"sampling/sampling_logp_difference/{figure}"
+    [alarm] = alarms(log_of(key, high))
     assert (alarm.name, alarm.step) == ("sampler", 1)
-    assert "importance_clip" in alarm.message
-    assert alarms(log_of(key, 3e-5)) == []
-
-
-def test_a_sampler_that_differs_at_few_tokens_is_told_in_the_first_round():
-    key = "sampling/sampling_logp_difference/outliers"
-    [alarm] = alarms(log_of(key, 0.01))
-    assert (alarm.name, alarm.step) == ("sampler", 1)
-    assert "1.0% of the tokens" in alarm.message
-    assert alarms(log_of(key, 0.004)) == []
+    assert says in alarm.message
+    assert alarms(log_of(key, low)) == []
 
 
 def test_every_rule_is_provoked():
@@ -91,13 +87,3 @@ def test_the_best_step_is_the_earliest_of_equal_ones_and_not_the_start():
     log = [{"step": step, "eval_recall": value} for step, value in ((0, 0.9), (5, 0.4), (10, 0.6), (15, 0.6))]
     assert best_step([*log, {"step": 15, "loss": 1.0}]) == 10
     assert best_step(log, "ap") is None
-
-
-def test_peak_memory_is_that_of_the_process():
-    before = peak_gib()
-    block = bytearray(200 << 20)
-    for i in range(0, len(block), 4096):
-        block[i] = 1
-    assert before > 0
-    assert peak_gib() >= 200 / 1024
-    assert peak_gib() >= before

@@ -11,7 +11,6 @@ from aiohttp import web
 from leret.config.sampling import SamplingSettings
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
-from leret.programs.prompts import Prompt
 from leret.sampling.bank.bank import n_candidates
 from leret.sampling.stage import sample
 from tests.sampling.fakes import FakePolicy, blank, content, policy_is, recipe_of, served
@@ -19,13 +18,6 @@ from tests.sampling.fakes import FakePolicy, blank, content, policy_is, recipe_o
 
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_own_prompts_are_taken_from_a_directory(run):
-    Path("own").mkdir()
-    Prompt("mine", {"write_query": [{"question": "who", "context": [], "query": "find who"}]}).save(Path("own/m.json"))
-    assert list(sample(recipe_of(bank={"path": "own"}), run).prompts) == ["0", "1"]
-    assert {s.prompt for group in content(run) for s in group.samples} == {"0", "1"}
 
 
 def test_a_run_stopped_while_it_makes_its_bank_is_finished_by_the_same_command(run):

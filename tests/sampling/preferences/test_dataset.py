@@ -3,12 +3,10 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.core.types import Failure
 from leret.sampling.preferences.dataset import build_preferences, distinct, make_pairs, state_targets
 from leret.sampling.store.store import PathStep, SamplingParams, Store
-from leret.training.data import RunSamples
 from tests.sampling.fakes import made
-from tests.sampling.preferences.conftest import rows_of, sample_of, stored
+from tests.sampling.preferences.conftest import sample_of
 
 
 @pytest.fixture
@@ -74,12 +72,6 @@ def test_only_the_named_policys_samples_are_paired(run, store):
         assert build_preferences(run).pairs == n
 
 
-def test_no_spread_anywhere_is_an_empty_data_set_that_says_so(tmp_path):
-    run = stored(Run.create(tmp_path / "flat"), {("q", 0): [("0", "a", 0.5), ("0", "b", 0.5)]})
-    report = build_preferences(run)
-    assert (report.pairs, report.no_spread, rows_of(run)) == (0, 1, [])
-
-
 def test_a_run_without_samples_is_refused(tmp_path):
     run = Run.create(tmp_path / "empty")
     with pytest.raises(RunError, match="run `leret sample"):
@@ -88,17 +80,6 @@ def test_a_run_without_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="has no finished questions"):
         build_preferences(run)
     assert not (run.preferences / "train.parquet").exists()
-
-
-def test_a_run_without_a_finished_question_says_what_failed(run, store):
-    failed = made("q3-0-0", None, state_id="q1-0", task_id="q1", failure=Failure("program", "KeyError (p.py:3)"))
-    store.put_samples([failed], SamplingParams("next", "Q", "D", 1.0, 1.0, 8))
-    store.flush()
-    with pytest.raises(RunError, match=r"1 samples failed, for example: KeyError \(p\.py:3\); fix the cause"):
-        build_preferences(run, policy_digest="Q")
-    run.update(digests={"policy": "Q"})
-    with pytest.raises(RunError, match=r"KeyError \(p\.py:3\); fix the cause"):
-        list(RunSamples(run).groups())
 
 
 def targets(store, *how, policy=None, **settings):

@@ -69,17 +69,6 @@ def test_a_fault_of_many_rows_is_one_message_and_a_damaged_file_is_told(run):
     assert (code in {1, 2}, "damaged" in out) == (True, True), out
 
 
-def test_what_cannot_be_checked_is_said(run):
-    section = run.manifest.sampling
-    run.update(sampling={**section, "data": {**section["data"], "questions": "/nowhere/questions.jsonl"}})
-    run.shards.mkdir()
-    (run.shards / "0-of-2.db").touch()
-    report = check_store(run)
-    assert (report.faults, report.rewards_recomputed) == ([], 0)
-    assert "rewards were not checked" in report.notes[0]
-    assert "1 shard stores are not merged" in report.notes[1]
-
-
 def test_code_that_a_run_names_is_not_run(run):
     evil, mark = run.path / "evil.py", run.path / "evil.ran"
     evil.write_text(f"open({str(mark)!r}, 'w').close()\ndef score(outcome):\n    return 0.0\n")

@@ -6,9 +6,6 @@ import torch
 
 import leret
 from leret.config.evaluation import EvalRecipe
-from leret.config.load import load_recipe
-from leret.config.training import TrainingRecipe
-from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError, TrainingError
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
@@ -18,7 +15,7 @@ from leret.training.picks.pick import PickRecipe
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.loop import RoundLoop
 from leret.training.stage import estimate, train
-from tests.training.training_runs import changed, job_in, kill_run, log, record, weights_of
+from tests.training.training_runs import changed, crash, job_in, log, record, weights_of
 
 JOINT = JointRecipe(
     questions_per_round=4, max_steps=4, logging_steps=1, save_steps=1, device="cpu",
@@ -54,18 +51,6 @@ def test_a_key_in_the_wrong_place_is_refused(keys, says):
         JointRecipe(**keys)
 
 
-def test_an_unknown_key_of_a_section_is_named_with_its_place(tmp_path):
-    path = tmp_path / "joint.yaml"
-    path.write_text("algorithm: joint\npicker:\n  num_generation: 4\n")
-    with pytest.raises(ConfigError, match=r"joint.yaml:3: picker.*num_generation.*num_generations"):
-        load_recipe(path, TrainingRecipe)
-
-
-def test_the_shipped_recipe_has_the_defaults():
-    shipped = load_recipe(ROOT / "training/joint.yaml", TrainingRecipe)
-    assert shipped == JointRecipe(name="joint")
-
-
 def test_predictors_are_split_between_the_actors(dialogue_run):
     recipe = job_in(JOINT, dialogue_run).recipe
     assert (recipe.picker.predictors, recipe.writer.predictors) == (("pick",), ("reply",))
@@ -97,10 +82,6 @@ def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tm
     again = changed(JOINT, name="more", **actors)
     assert estimate(again, run).steps == 4
     assert job_in(again, run).initial.actors["picker"].directory == run.policies / "joint" / "picker"
-
-
-def with_keys(recipe, **sections):
-    return changed(recipe, **{name: {**getattr(recipe, name).model_dump(), **keys} for name, keys in sections.items()})
 
 
 def bits(report):
@@ -140,7 +121,7 @@ def test_the_first_update_has_ratio_one_for_both_actors(dialogue_run):
 def test_picks_are_drawn_with_the_probabilities_that_the_ratio_starts_from(loop):
     loop.learner.learn(loop._sample(0), 0)
     number_of = {}
-    for number in range(1, 30):
+    for number in range(1, 12):
         for choice, name in loop._sample(number).of(["pick"]).sequences:
             place = [one.id for one in choice.candidates].index(name)
             number_of[place] = number_of.get(place, 0) + 1
@@ -153,17 +134,8 @@ def test_picks_are_drawn_with_the_probabilities_that_the_ratio_starts_from(loop)
     assert number_of[0] / n == pytest.approx(float(shares.mean(0)[0]), abs=4 * math.sqrt(0.25 / n))
 
 
-def test_a_large_beta_holds_the_picker(dialogue_run):
-    kl = {}
-    for beta in (1e-6, 10.0):  # 0 would log no KL
-        recipe = with_keys(JOINT, picker={"beta": beta}, writer={"learning_rate": 3e-3})
-        entries = log(train(changed(recipe, name=f"beta{beta:g}", max_steps=8), dialogue_run))
-        kl[beta] = max(entry["pick/kl"] for entry in entries[-3:])
-    assert kl[10.0] < 0.3 * kl[1e-6]
-
-
-def test_a_killed_training_ends_in_the_same_bits(dialogue_run):
-    kill_run(dialogue_run, "tests.training.picks.test_joint", "JOINT", 3)
+def test_a_training_that_goes_on_after_a_crash_ends_in_the_same_bits(dialogue_run):
+    crash(dialogue_run, JOINT, 3)
     resumed = train(JOINT, dialogue_run)
     assert resumed.resumed_from == 2
     assert bits(resumed) == bits(train(changed(JOINT, name="straight"), dialogue_run))

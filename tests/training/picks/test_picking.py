@@ -6,7 +6,7 @@ from leret.training.picks.pick import PickRecipe
 from leret.training.picks.pqn import PQNRecipe
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import estimate, train
-from tests.training.training_runs import bits, changed, kill_run
+from tests.training.training_runs import bits, changed, crash
 
 SMALL = {"questions_per_round": 8, "save_steps": 2, "logging_steps": 1, "learning_rate": 2e-2, "device": "cpu"}
 PICK = PickRecipe(**SMALL, num_generations=4, num_train_epochs=6, temperature=1.0)
@@ -16,8 +16,8 @@ PQN = PQNRecipe(
 )  # fmt: skip
 
 
-def test_a_killed_training_that_goes_on_ends_in_the_same_bits(picking_run):
-    kill_run(picking_run, "tests.training.picks.test_picking", "PQN", 5)
+def test_a_training_that_goes_on_after_a_crash_ends_in_the_same_bits(picking_run):
+    crash(picking_run, PQN, 5)
     resumed = train(PQN, picking_run)
     assert resumed.resumed_from == 4
     assert bits(resumed) == bits(train(changed(PQN, name="straight"), picking_run))

@@ -23,7 +23,7 @@ def members(rewards, groups, number):
     return [reward for reward, group in zip(rewards, groups, strict=True) if group == number]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_a_reward_is_compared_with_its_group(seed, scale):
     rewards, groups = case(seed)
@@ -35,7 +35,7 @@ def test_a_reward_is_compared_with_its_group(seed, scale):
         assert value == pytest.approx((reward - statistics.fmean(own)) / by, abs=2e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_reward_is_compared_with_the_others(seed):
     rewards, groups = case(seed)
     found = leave_one_out(torch.tensor(rewards).double(), torch.tensor(groups))
@@ -51,7 +51,7 @@ def test_equal_rewards_are_worth_exactly_nothing(estimate):
         assert not estimate(torch.full((7,), value).double(), torch.zeros(7).long()).any()
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(20))
 def test_gae_is_the_weighted_sum_of_errors(seed):
     rng = random.Random(seed)
     width, gamma, lam = rng.randint(1, 9), rng.choice([1.0, 0.97]), rng.choice([0.0, 0.5, 0.95, 1.0])
@@ -85,7 +85,7 @@ def test_groups_of_one_have_no_spread_to_tell():
     assert group_statistics(rewards[:1], groups[:1]) == {"reward": 1.0}
 
 
-@pytest.mark.parametrize("n", range(2, 17))
+@pytest.mark.parametrize("n", [2, 3, 7, 16])
 @pytest.mark.parametrize("value", [0.1, 0.7, 12.63, 1234.1])
 def test_equal_float32_rewards_have_no_spread(n, value):
     rewards, groups = torch.full((n,), value), torch.zeros(n).long()

@@ -70,8 +70,8 @@ def rewarded(group, rewards):
     return replace(group, samples=tuple(samples))
 
 
-@pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
-@pytest.mark.parametrize("n", range(2, 17))
+@pytest.mark.parametrize("reward", [0.1, 1 / 3])
+@pytest.mark.parametrize("n", [2, 3, 16])
 def test_a_state_of_equal_rewards_is_left_out(run, n, reward):
     with Store(run.store) as store:
         spread, equal = list(store.groups())[:2]

@@ -106,8 +106,7 @@ def test_preferences_that_cannot_be_read_are_named(run, damage, says):
         examples(IPORecipe(), RunSamples(run))
 
 
-@pytest.mark.parametrize("recipe", [IPORecipe(beta=0.05), DPORecipe(), KTORecipe()])
-@pytest.mark.parametrize("steps", [3, None])
+@pytest.mark.parametrize(("recipe", "steps"), [(IPORecipe(beta=0.05), None), (KTORecipe(), 3)])
 def test_references_are_computed_for_the_rows_that_training_visits(base, tmp_path, monkeypatch, recipe, steps):
     many = [replace(PAIRS[i % 3], scores=(1.0 - i % 2, i / 40)) for i in range(40)]
     keys = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "logging_steps": 1}
