@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -44,6 +45,12 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text)
 
 
+def file_digest(path: Path) -> bytes:
+    """Return the 16-byte BLAKE2b digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+
+
 def require_writable(directory: Path, name: str) -> None:
     """Raise a ConfigError if a directory, which may be missing, cannot be written; ``name`` is its flag or key.
 
@@ -67,9 +74,6 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
         try:
             lock.enter_context(FileLock(path, timeout=0, thread_local=False))
         except Timeout:
-            require_writable(
-                path.parent, "directory"
-            )  # /proc and /sys fail in the same way as a lock
             raise busy from None
         yield
 
