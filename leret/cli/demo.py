@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import shlex
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +15,7 @@ from leret.cli.console import RunOption
 from leret.core import bundled
 from leret.core.bundled import ENGLISH, FORMER_NAMES, MINILM, POLICIES
 from leret.core.errors import ConfigError, DataError, LeretError
-from leret.core.files import write_atomically
+from leret.core.files import rendered, write_atomically
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
@@ -158,12 +156,12 @@ def _write_starter(
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
-            file.write(_rendered(bundled.ROOT / folder / "init.yaml.j2", values))
+            file.write(rendered(bundled.ROOT / folder / "init.yaml.j2", values))
     has_lm = values["road"] in ("local", "served", "small")
     has_words = has_lm and values["lm"]["model"] not in bundled.SCOPES
     if trial and has_words and values["report"].n_documents <= _RAW_DOCUMENTS:
         values["best"] = _best_format(paths[0])
-        write_atomically(paths[0], _rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
+        write_atomically(paths[0], rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
     return paths
 
 
@@ -329,17 +327,6 @@ def raw_question(path: Path) -> str | None:
     comment = next(comment for least, comment in _STRENGTHS if recall >= least)
     figure = f"recall {recall:.3f} [{low:.3f}, {high:.3f}]"
     return f"raw question: {figure} with {n} passages of BM25, {len(tasks):,} questions\n{comment}"
-
-
-def _rendered(template: Path, values: Mapping[str, Any]) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    environment.filters["shell"] = lambda path: shlex.quote(str(path))
-    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
-    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
 def _is_small(model: str, limit: int) -> bool:

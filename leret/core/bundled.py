@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from leret.core.errors import ConfigError, MissingDependency, RetrievalError, reason
+from leret.core.files import file_digest
 
 FOLDERS = ("sampling", "training", "eval", "pipelines")
 
@@ -171,9 +172,7 @@ def model_digest(directory: Path) -> str:
             or name.startswith((".", "onnx/", "openvino/"))
         ):
             continue
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
-        content.update(f"{name}\0{digest.hexdigest()}\0".encode())
+        content.update(f"{name}\0{file_digest(path).hex()}\0".encode())
     return content.hexdigest()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -44,6 +47,24 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text)
 
 
+def file_digest(path: Path) -> bytes:
+    """Return the 16-byte BLAKE2b digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+
+
+def rendered(template: Path, values: Mapping[str, Any]) -> str:
+    """Fill in a Jinja template of plain text; its filters quote text for the shell and as JSON."""
+    from jinja2 import Environment, StrictUndefined  # imported late to keep every command fast
+
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters["shell"] = lambda path: shlex.quote(str(path))
+    environment.filters["quoted"] = lambda text: json.dumps(text, ensure_ascii=False)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
+
+
 def require_writable(directory: Path, name: str) -> None:
     """Raise a ConfigError if a directory, which may be missing, cannot be written; ``name`` is its flag or key.
 
@@ -67,9 +88,6 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
         try:
             lock.enter_context(FileLock(path, timeout=0, thread_local=False))
         except Timeout:
-            require_writable(
-                path.parent, "directory"
-            )  # /proc and /sys fail in the same way as a lock
             raise busy from None
         yield
 

@@ -31,14 +31,6 @@ def tune_malloc() -> bool:
     return all(mallopt(name, value) for name, value in thresholds.items())
 
 
-def trim_malloc() -> bool:
-    """Release free pages to the system. Return True if any were released; False without glibc."""
-    try:
-        return bool(ctypes.CDLL(None).malloc_trim(0))
-    except (AttributeError, OSError, TypeError):
-        return False
-
-
 @contextmanager
 def gc_frozen() -> Iterator[None]:
     """Exclude existing objects from garbage collection and collect less often in the block. Blocks may nest."""

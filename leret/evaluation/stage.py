@@ -30,7 +30,7 @@ from leret.evaluation.results import (
     write_run,
 )
 from leret.evaluation.runner import Evaluator
-from leret.evaluation.summary import main_measure, summarise
+from leret.evaluation.summary import Summary, main_measure, summarise
 from leret.evaluation.systems import HYDE, OracleTitles, System, focus
 from leret.policies.load import probe
 from leret.policies.local.chat_template import dated
@@ -48,7 +48,7 @@ class EvalReport:
     ``asked`` names the systems run by this call, none if it was ``already`` complete.
     """
 
-    summary: Mapping[str, Any]
+    summary: Summary
     path: Path
     page: Path
     asked: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def _set_focus(summary: dict[str, Any], evaluation: Evaluation, values: dict[str
         summary["chosen_on"] = values
 
 
-def _values(summary: Mapping[str, Any]) -> dict[str, float]:
+def _values(summary: Summary) -> dict[str, float]:
     """Return the main measure of each policy, to choose the policy to deliver."""
     measure = main_measure(summary["measures"])
     policies = [row for row in summary["rows"] if row["kind"] == "policy"]
@@ -309,7 +309,7 @@ def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySe
     )
 
 
-def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
+def _mark(evaluation: Evaluation, summary: Summary) -> None:
     """Mark the evaluation as complete, unless questions failed."""
     key = evaluation.key
     if any(row["failed"] for row in summary["rows"]):

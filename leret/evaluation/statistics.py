@@ -232,14 +232,12 @@ def compare(
     return rows
 
 
-def effect(
-    differences: Array, confidence: float = 0.95, power: float = 0.8
-) -> dict[str, float | None]:
+def effect(differences: Array, confidence: float) -> dict[str, float | None]:
     """Compute the effect size of paired differences, and the smallest mean that a test detects.
 
     The effect size is the mean divided by the standard deviation (Cohen's d of pairs).
     ``detectable`` is for one two-sided test at level 1 - ``confidence`` that detects it with chance
-    ``power``, by the normal approximation. None without variation.
+    80%, by the normal approximation. None without variation.
 
     Source: Cohen (1988), Statistical power analysis; Sakai (2018), Laboratory experiments in
     information retrieval.
@@ -249,7 +247,7 @@ def effect(
     if deviation < _TIE:
         return {"effect_size": None, "detectable": None}
     normal = NormalDist()
-    factor = normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(power)
+    factor = normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(0.8)
     return {
         "effect_size": json_number(present.mean() / deviation),
         "detectable": json_number(factor * deviation / math.sqrt(len(present))),

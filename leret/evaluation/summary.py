@@ -51,6 +51,9 @@ from leret.evaluation.systems import ORACLE, RAW, System
 from leret.rewards.answers import answer_of
 from leret.rewards.corpus import CorpusMeasure
 
+Summary = Mapping[str, Any]
+"""Content of summary.json, as in the module docstring."""
+
 _MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1", "verdict")
 """Measures shown in the console table, if computed."""
 
@@ -141,7 +144,7 @@ def _last_hop(systems: Sequence[tuple[System, SystemResults]]) -> int:
     return last
 
 
-def headline(summary: Mapping[str, Any]) -> str | None:
+def headline(summary: Summary) -> str | None:
     """Return a sentence about the system with the highest recall; None if all recalls are 0.
 
     Without gold documents, it is about the main measure. Systems that use the gold documents are
@@ -171,7 +174,7 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     return sentence
 
 
-def _values_without_gold(summary: Mapping[str, Any], measure: str) -> dict[str, float]:
+def _values_without_gold(summary: Summary, measure: str) -> dict[str, float]:
     """Return a measure after the last hop, for the systems that do not use the gold documents.
 
     Rows of earlier versions with ``best_of`` used them.
@@ -184,7 +187,7 @@ def _values_without_gold(summary: Mapping[str, Any], measure: str) -> dict[str, 
     return values
 
 
-def _is_significant(summary: Mapping[str, Any], measure: str, system: str, rival: str) -> bool:
+def _is_significant(summary: Summary, measure: str, system: str, rival: str) -> bool:
     """Return True if two systems differ significantly after the last hop."""
     for pair in summary["comparisons"]:
         if pair["measure"] == measure and {pair["a"], pair["b"]} == {system, rival}:
@@ -192,7 +195,7 @@ def _is_significant(summary: Mapping[str, Any], measure: str, system: str, rival
     return False
 
 
-def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
+def _headline_of_answers(summary: Summary) -> str | None:
     measure = main_measure(summary["measures"])
     values = _values_without_gold(summary, measure)
     best, *rivals = sorted(values, key=lambda name: -values[name])
@@ -221,7 +224,7 @@ def main_measures(measures: Sequence[str]) -> list[str]:
     return [measure for measure in _MAIN if measure in measures]
 
 
-def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Return the columns of the console table, and a row per system with its last measures."""
     measures = main_measures(summary["measures"])
     counts = []
@@ -243,7 +246,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table_by_hop(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """Return the columns, and a row of measures per system and hop.
 
     The last row of a system has its total seconds.

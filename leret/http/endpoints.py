@@ -206,10 +206,6 @@ def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
 
     Raise ConfigError for an empty list or an invalid URL.
     """
-    if not urls:
-        raise ConfigError(
-            f"{setting} is empty; set the server's base URL, such as http://127.0.0.1:8000"
-        )
     for url in urls:
         try:
             parts = urlsplit(url)

@@ -167,11 +167,9 @@ class UsageEvents:
         if now - self._facts_at >= _FACTS_S:
             total = self._usage.total
             retries = int(self._snapshot().get("retries", 0))
-            prompt_tokens = _short(int(total["prompt_tokens"]))
-            completion_tokens = _short(int(total["completion_tokens"]))
             self._facts_at = now
             self._facts = {"calls": total["calls"]}
-            self._facts["tokens"] = f"{prompt_tokens}+{completion_tokens}"
+            self._facts["tokens"] = f"{total['prompt_tokens']:,}+{total['completion_tokens']:,}"
             if "latency_p90_s" in total:
                 self._facts["p90"] = f"{total['latency_p90_s']:.2g} s"
             if retries:
@@ -195,10 +193,3 @@ class UsageEvents:
         with suppress(asyncio.CancelledError, Exception):  # the event below has the same counts
             await self._writer
         self._run.event("sample", "accounts", **self.account())
-
-
-def _short(n: int) -> str:
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if n >= size:
-            return f"{n / size:.2g}{unit}" if n < 10 * size else f"{n / size:.0f}{unit}"
-    return str(n)

@@ -16,6 +16,7 @@ from leret.core import bundled
 from leret.core.bundled import MINILM, POLICIES, SHIPPED, minilm_directory, policy_path
 from leret.core.classes import source_digest
 from leret.core.errors import MissingDependency, PolicyError, reason
+from leret.core.files import file_digest
 from leret.core.runs import Run
 from leret.core.types import digest
 
@@ -59,10 +60,7 @@ def policy_directory(name: str | Path) -> Path | None:
     """Return the directory of a policy in `POLICIES`; None for other names."""
     if not isinstance(name, str) or name not in POLICIES:
         return None
-    path = SHIPPED.get(name) or policy_path(name)
-    if not (path / "config.json").is_file():
-        raise PolicyError(f"policy {name} is not in {path}; reinstall leret")
-    return path
+    return SHIPPED.get(name) or policy_path(name)
 
 
 def find_model(name: str | Path) -> Path:
@@ -277,10 +275,7 @@ def _file_digest(file: Path) -> bytes:
     status = file.stat()
     key = (str(file.resolve()), status.st_mtime_ns, status.st_size)
     if key not in _digests:
-        with file.open("rb") as stream:
-            _digests[key] = hashlib.file_digest(
-                stream, lambda: hashlib.blake2b(digest_size=16)
-            ).digest()
+        _digests[key] = file_digest(file)
     return _digests[key]
 
 

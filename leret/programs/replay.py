@@ -347,7 +347,7 @@ class ProgramRun:
             raise step.outputs.with_traceback(None)
         return step
 
-    def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
+    def answer_direct(self, request: lm15.Request, owner: str) -> lm15.Response:
         """Return the recorded text for a call of ``owner``'s LM that bypassed the adapter."""
         predictor = internals.calling_predictor()
         name = self.names.get(id(predictor))

@@ -177,7 +177,6 @@ def try_formats(
     cache: Path,
     *,
     progress: Progress | None = None,
-    n_questions: int = N_FINAL,
 ) -> TrialReport:
     """Try each format on a few questions, and the best on more, at temperatures 0 and 1.
 
@@ -189,7 +188,6 @@ def try_formats(
             native tool calls.
         cache: directory for the index.
         progress: shows the questions.
-        n_questions: questions for the best formats.
 
     Raises:
         LeretError: the policy, the data or the program cannot be opened, or no completion could be
@@ -199,7 +197,7 @@ def try_formats(
     for settings in recipe.by_predictor.values():
         asyncio.run(probe(settings))
     with Environment(recipe, cache, progress) as environment:
-        tasks = scorable(environment.tasks(limit=n_questions), recipe)
+        tasks = scorable(environment.tasks(limit=N_FINAL), recipe)
         formats = asyncio.run(_try_formats(environment, tasks, progress or Progress()))
     return TrialReport(formats, "+".join(scoring(recipe.sampling.reward).parts))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,24 +84,21 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Driver(TrainerCallback):
     """Callback that shows progress, feeds the monitor, validates, and stops at interrupts or alarms."""
 
-    def __init__(
-        self,
-        log: Callable[[dict[str, float]], None],
-        monitor: Monitor,
-        stage: str,
-        progress: Progress,
-        interrupt: Interrupt,
-        validate: Callable[[], dict[str, float]] | None = None,
-        eval_steps: int | None = None,
-    ) -> None:
-        self.log, self.monitor, self.stage, self.progress = log, monitor, stage, progress
-        self.interrupt, self.validate, self.eval_steps = interrupt, validate, eval_steps
-        self._shown: dict[str, float] = {}
-        self._logged_step = 0
-        self._since = 0.0  # time of the last log entry; validations move it forward
+    log: Callable[[dict[str, float]], None]
+    monitor: Monitor
+    stage: str
+    progress: Progress
+    interrupt: Interrupt
+    validate: Callable[[], dict[str, float]] | None = None
+    eval_steps: int | None = None
+    _shown: dict[str, float] = field(default_factory=dict, init=False)
+    _logged_step: int = field(default=0, init=False)
+    _since: float = field(default=0.0, init=False)
+    """Time of the last log entry; validations move it forward."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.start(self.stage, state.max_steps)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import RunError
-from leret.core.files import locked, write_atomically
+from leret.core.files import locked, rendered, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.policies.checkpoints import policy_digest
@@ -343,64 +343,12 @@ class TrainingRecord:
         return validations
 
     def write(self, directory: Path, method: str, saved: SavedPolicy) -> None:
-        write_atomically(directory / "README.md", model_card(self, method, saved))
+        losses = [figures for figures in self.log_history if "loss" in figures]
+        last = losses[-1] if losses else {}
+        values = {"record": self, "method": method, "saved": saved, "last": last}
+        card = rendered(Path(__file__).with_name("card.md.j2"), values)
+        write_atomically(directory / "README.md", card)
         value = {**asdict(self), "weights": policy_digest(directory)}
         write_atomically(
             directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False)
         )
-
-
-def model_card(record: TrainingRecord, method: str, saved: SavedPolicy) -> str:
-    """Return the Hugging Face model card (README.md) of a policy."""
-    trained = [figures for figures in record.log_history if "loss" in figures]
-    last = trained[-1] if trained else {}
-    measures = {
-        name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)
-    }
-    quoted = saved.base_model.replace("\\", "\\\\").replace('"', '\\"')
-    return f"""---
-library_name: {saved.library}
-base_model: "{quoted}"
-pipeline_tag: {saved.pipeline}
-tags: [leret, {saved.tag}, {record.algorithm}]
----
-
-# {record.name}
-
-A {saved.noun}, trained with leret: {method}.
-
-Training started from `{record.parent}` and took {record.steps} optimizer steps ({record.total_steps} since the base \
-model){"" if record.rounds is None else f" in {record.rounds} rounds"} on \
-{record.examples} examples. {record.dropped} examples were too long and were skipped.{_outcome(record)}
-
-## Recipe
-
-{_table("key", {name: f"`{value}`" for name, value in record.key["recipe"].items()})}
-
-## Last logged {record.unit}
-
-{_table("measure", measures)}
-
-## Use
-
-{saved.use}
-The evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
-"""
-
-
-def _outcome(record: TrainingRecord) -> str:
-    unit = record.unit
-    paragraphs = [
-        f"Alarm at {unit} {alarm['step']}: {alarm['message']}." for alarm in record.alarms
-    ]
-    if record.best_step is not None:
-        points = ", ".join(f"{value:.3f} at {unit} {step}" for step, value in record.validations)
-        best = f"The weights are from {unit} {record.best_step}, which has the best validation: {points}."
-        paragraphs.insert(0, best)
-    return "".join(f"\n\n{line}" for line in paragraphs)
-
-
-def _table(head: str, rows: Mapping[str, str]) -> str:
-    lines = [f"| {head} | value |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in rows.items()]
-    return "\n".join(lines)

@@ -127,14 +127,14 @@ def _parts(log: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _distributions(
-    log: Sequence[Mapping[str, Any]], unit: str, n: int = 5
+    log: Sequence[Mapping[str, Any]], unit: str
 ) -> dict[str, list[tuple[float, float]]]:
     """Return (percentile, reward) points at ``n`` evenly spaced log rows, named by ``unit``."""
     rows = [row for row in log if f"{_PERCENTILE}0" in row]
     distributions: dict[str, list[tuple[float, float]]] = {}
     if not rows:
         return distributions
-    for index in dict.fromkeys(round(i * (len(rows) - 1) / (n - 1)) for i in range(n)):
+    for index in dict.fromkeys(round(i * (len(rows) - 1) / 4) for i in range(5)):
         points = []
         for key, value in rows[index].items():
             if key.startswith(_PERCENTILE):

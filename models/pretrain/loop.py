@@ -6,10 +6,12 @@ of the time of six with one target each. A run resumed on one thread ends with t
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,7 +23,6 @@ from transformers import PreTrainedModel
 
 from leret.core.errors import TrainingError
 from leret.core.files import atomic_file, write_atomically
-from leret.core.memory import trim_malloc
 from leret.core.progress import Progress
 from leret.core.stages import check_resumable
 from leret.policies.local.packing import Packed, pack
@@ -136,7 +137,8 @@ def train(
             raise TrainingError(f"pretraining: out of rows at step {step} of {settings.steps}; add more data")
         log.add(step + 1, _step(model, batch, parts, settings, step))
         if (step + 1) % settings.log_every == 0:
-            trim_malloc()  # batches of different shapes fragment the heap
+            with suppress(AttributeError, OSError, TypeError):  # without glibc
+                ctypes.CDLL(None).malloc_trim(0)  # batches of different shapes fragment the heap
         done = step + 1 == settings.steps
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
             model.eval()

@@ -160,13 +160,6 @@ def test_vectors_of_another_corpus_are_refused(checkpoint, exact, tmp_path):
         open_index(index)
 
 
-@pytest.mark.parametrize("name", ["plaid", "centroids.pt"], ids=["built", "downloaded"])
-def test_an_index_of_colbert_ai_is_refused(tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(RetrievalError, match=r"indexes of colbert-ai.*build the index again"):
-        open_index(tmp_path)
-
-
 def test_a_dense_engine_finds_the_candidates(checkpoint, exact, tmp_path):
     dense = {"kind": "dense", "model": str(minilm()), "max_length": 32}
     built = build(checkpoint, tmp_path / "index", candidates=5, engine=dense)

@@ -26,7 +26,13 @@ from leret.core.types import Task
 from leret.evaluation import statistics
 from leret.evaluation.measures import LABELS
 from leret.evaluation.results import read_rows
-from leret.evaluation.summary import format_figure, main_measure, main_measures, score_table
+from leret.evaluation.summary import (
+    Summary,
+    format_figure,
+    main_measure,
+    main_measures,
+    score_table,
+)
 from leret.evaluation.systems import completions_used
 from leret.rewards.corpus import CORPUS
 
@@ -98,7 +104,7 @@ def compare_runs(
     }
 
 
-def _shared_measures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+def _shared_measures(summaries: Sequence[Summary]) -> list[str]:
     """Return the measures of all evaluations that are means over questions."""
     measures = []
     for measure in summaries[0]["measures"]:
@@ -109,7 +115,7 @@ def _shared_measures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _scores_by_label(
     runs: Sequence[Run],
-    summaries: Sequence[Mapping[str, Any]],
+    summaries: Sequence[Summary],
     groups: Mapping[str, Sequence[int]],
     measures: Sequence[str],
 ) -> dict[str, list[_Scores]]:
@@ -123,7 +129,7 @@ def _scores_by_label(
     return by_label
 
 
-def every_difference(run: Run, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def every_difference(run: Run, summary: Summary) -> list[dict[str, Any]]:
     """Compare each system with each other one by the main measure, after the last hop.
 
     A measure of all answers together is compared only in the pairs of the summary.
@@ -174,7 +180,7 @@ def _groups(runs: Sequence[Run]) -> dict[str, list[int]]:
     return {names[members[0]]: members for members in by_recipe.values()}
 
 
-def _refuse_differences(runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_differences(runs: Sequence[Run], summaries: Sequence[Summary]) -> None:
     """Raise a ConfigError with each difference in data, corpus, split and k."""
     first = _setting(runs[0], summaries[0])
     problems = []
@@ -192,7 +198,7 @@ def _refuse_differences(runs: Sequence[Run], summaries: Sequence[Mapping[str, An
         raise ConfigError(problems)
 
 
-def _setting(run: Run, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _setting(run: Run, summary: Summary) -> dict[str, Any]:
     """Return by dotted key what must be equal in compared runs."""
     sampling = run.manifest.sampling or {}
     data = {key: value for key, value in sampling["data"].items() if key not in _FREE}
@@ -211,7 +217,7 @@ def _label(groups: Mapping[str, Any], group: str, system: str | None) -> str:
 
 
 def _pairs(
-    groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str, Any]]
+    groups: Mapping[str, Sequence[int]], summaries: Sequence[Summary]
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of labels; some may lack scores."""
     first, *later = groups
@@ -227,7 +233,7 @@ def _pairs(
             yield _label(groups, group, system), _label(groups, first, system)
 
 
-def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> dict[str, _Scores]:
+def _scores(run: Run, summary: Summary, measures: Sequence[str]) -> dict[str, _Scores]:
     """Read the scores of every system of an evaluation."""
     corpus = run.manifest.digests.get("corpus")
     directory = run.eval / (summary.get("name") or "")

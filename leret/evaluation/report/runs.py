@@ -12,7 +12,7 @@ from leret.core.errors import LeretError, RunError
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.comparison import read_summary
-from leret.evaluation.summary import main_measure
+from leret.evaluation.summary import Summary, main_measure
 from leret.evaluation.systems import training_facts
 
 
@@ -77,7 +77,7 @@ def _state(run: Run) -> dict[str, Any]:
     }
 
 
-def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(summary: Summary) -> dict[str, Any]:
     """Return the main measure, and its last value for the delivered policy and the baseline."""
     measure = main_measure(summary["measures"])
     values = {row["system"]: row["hops"][-1][measure] for row in summary["rows"]}

@@ -162,6 +162,11 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
     )
 
 
+def base_network(model: Any) -> Any:
+    """Return a model without the wrapper of an adapter."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
 def stop_ids(model: Any) -> tuple[int, ...]:
     """Return the token ids that stop generation."""
     value = getattr(model.generation_config, "eos_token_id", None)

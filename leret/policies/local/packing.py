@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from leret.policies.local.model import base_network
+
 Ids = Sequence[int]
 
 MODEL_TYPES = frozenset({"llama", "opt", "qwen2", "qwen3"})
@@ -154,7 +156,7 @@ def share_prompts(model: Any) -> bool:
 
     Return False if its type is not in `MODEL_TYPES`.
     """
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    inner = base_network(model)
     config = inner.config
     if config.model_type not in MODEL_TYPES or getattr(config, "use_sliding_window", False):
         return False

@@ -16,7 +16,13 @@ from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import find_model, model_digest, policy_directory
 from leret.policies.local.batching import BatchWorker
-from leret.policies.local.model import CausalModel, architecture_of, evaluation_mode, load_model
+from leret.policies.local.model import (
+    CausalModel,
+    architecture_of,
+    base_network,
+    evaluation_mode,
+    load_model,
+)
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Job
@@ -60,7 +66,7 @@ class LocalPolicy(SharedInstance):
         digest of the current weights.
         """
         self = cls.__new__(cls)
-        network = model.get_base_model() if hasattr(model, "peft_config") else model
+        network = base_network(model)
         settings = LocalPolicySettings(model=name, enable_thinking=enable_thinking)
         self._open(
             architecture_of(network)(network, tokenizer, name, enable_thinking),

@@ -7,7 +7,6 @@ from the policy's distribution.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,7 +124,7 @@ def find_executable(
     raise ConfigError(f"{origin} {named} {fault}; install {kind.name}: {kind.install}")
 
 
-def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
+def has_gpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
     """Return whether this process can use an NVIDIA or AMD GPU."""
     hidden = environment.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and hidden.strip() in {"", "-1"}:

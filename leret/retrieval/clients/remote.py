@@ -142,22 +142,6 @@ def _leret_values(row: Mapping[str, Any]) -> _Values:
     return row["doc_id"], row["title"], row["text"], row["score"], row.get("parent")
 
 
-def _post_leret(queries: Sequence[str], k: int) -> Call:
-    return Call("POST", "/search", json={"queries": list(queries), "k": k})
-
-
-def _post_colbert(queries: Sequence[str], k: int) -> Call:
-    return Call("POST", json={"query": queries[0], "k": k})
-
-
-def _get_colbert(queries: Sequence[str], k: int) -> Call:
-    return Call("GET", "", {"query": queries[0], "k": str(k)})
-
-
-def _post_retrieve(queries: Sequence[str], k: int) -> Call:
-    return Call("POST", "", json={"queries": list(queries), "topk": k, "return_scores": True})
-
-
 def _one_ranking(answer: Answer) -> list[Any]:
     return [_list(answer, "topk")]
 
@@ -165,19 +149,27 @@ def _one_ranking(answer: Answer) -> list[Any]:
 PROTOCOLS = {
     "leret": SearchProtocol(
         batched=True,
-        call=_post_leret,
+        call=lambda queries, k: Call("POST", "/search", json={"queries": [*queries], "k": k}),
         rankings=partial(_list, key="rankings"),
         values=_leret_values,
     ),
     "colbert": SearchProtocol(
-        batched=False, call=_post_colbert, rankings=_one_ranking, values=_colbert_values
+        batched=False,
+        call=lambda queries, k: Call("POST", json={"query": queries[0], "k": k}),
+        rankings=_one_ranking,
+        values=_colbert_values,
     ),
     "colbert-get": SearchProtocol(
-        batched=False, call=_get_colbert, rankings=_one_ranking, values=_colbert_values
+        batched=False,
+        call=lambda queries, k: Call("GET", "", {"query": queries[0], "k": str(k)}),
+        rankings=_one_ranking,
+        values=_colbert_values,
     ),
     "retrieve": SearchProtocol(
         batched=True,
-        call=_post_retrieve,
+        call=lambda queries, k: Call(
+            "POST", json={"queries": [*queries], "topk": k, "return_scores": True}
+        ),
         rankings=partial(_list, key="result"),
         values=_retrieve_values,
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, cast
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from leret.config.retriever import RetrieverSettings
 from leret.core.classes import identity
 from leret.core.errors import RetrievalError
-from leret.core.files import atomic_directory, is_incomplete, write_atomically
+from leret.core.files import atomic_directory, file_digest, is_incomplete, write_atomically
 from leret.core.progress import Progress
 from leret.core.runs import installed_version
 from leret.core.types import digest as digest_of
@@ -188,10 +187,6 @@ def read_manifest(directory: Path) -> Manifest:
     Raise RetrievalError if the directory is not a complete index in the current format.
     """
     path = directory / MANIFEST
-    if (directory / "centroids.pt").exists() or (directory / "plaid").exists():
-        raise RetrievalError(
-            f"{directory}: indexes of colbert-ai are no longer supported; build the index again"
-        )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -224,7 +219,7 @@ def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
         name = path.relative_to(directory)
         is_omitted = path.name in {MANIFEST, ".key"} or _REWRITTEN.intersection(name.parts)
         if path.is_file() and not is_omitted:
-            files[name.as_posix()] = (path.stat().st_size, _content(path))
+            files[name.as_posix()] = (path.stat().st_size, file_digest(path).hex())
     values = {**manifest.model_dump(), "files": files}
     write_atomically(directory / MANIFEST, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
     return read_manifest(directory)
@@ -262,11 +257,6 @@ def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[s
             problems.append(f"{name} is missing")
         elif path.stat().st_size != size:
             problems.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
-        elif content and _content(path) != digest:
+        elif content and file_digest(path).hex() != digest:
             problems.append(f"{name} has changed since the build")
     return problems
-
-
-def _content(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from jinja2 import Environment, StrictUndefined
+from leret.core.files import rendered
 
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 
@@ -82,18 +81,14 @@ def card(report: PreferenceReport, run_name: str) -> str:
     if report.unparsed_reward is not None:
         reward = f"{report.unparsed_reward:g}"
         priced = f", except unparsed completions (`parse`), which get reward {reward}"
-    file = resources.files("leret.sampling.preferences") / "card.md.j2"
-    template = file.read_text(encoding="utf-8")
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(template).render(
-        report=report,
-        run=run_name,
-        size=next((name for bound, name in _SIZES if report.pairs < bound), "n>1M"),
-        share=lambda n: f"{n / (report.states or 1):.1%}",
-        settings=f" ({', '.join(settings)})" if settings else "",
-        meaning=_MEANING[report.strategy],
-        bars=list(zip(edges, edges[1:], report.histogram, marks, strict=False)),
-        priced=priced,
-    )
+    values = {
+        "report": report,
+        "run": run_name,
+        "size": next((name for bound, name in _SIZES if report.pairs < bound), "n>1M"),
+        "share": lambda n: f"{n / (report.states or 1):.1%}",
+        "settings": f" ({', '.join(settings)})" if settings else "",
+        "meaning": _MEANING[report.strategy],
+        "bars": list(zip(edges, edges[1:], report.histogram, marks, strict=False)),
+        "priced": priced,
+    }
+    return rendered(Path(__file__).with_name("card.md.j2"), values)

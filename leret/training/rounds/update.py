@@ -19,6 +19,7 @@ from torch import Tensor
 
 from leret.config.training import LoraSettings, RoundRecipe
 from leret.core.errors import TrainingError
+from leret.policies.local.model import base_network
 from leret.policies.local.packing import collate, share_prompts
 from leret.training.model import InitialPolicy, load_for_training, new_adapter
 from leret.training.processes import add_up, add_up_figures, add_up_gradients, share
@@ -310,7 +311,7 @@ class Update:
         self.reference = reference
         self._pad = pad
         self.device = next(model.parameters()).device
-        inner = model.get_base_model() if hasattr(model, "peft_config") else model
+        inner = base_network(model)
         self._packed = self.device.type == "cpu" and share_prompts(model)
         if self._packed and reference is not None and reference.copy is not None:
             share_prompts(reference.copy)  # of the same type as the model

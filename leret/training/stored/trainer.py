@@ -17,7 +17,12 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import positions
 from leret.policies.local.chat_template import end_token
-from leret.policies.local.model import architecture_of, evaluation_mode, stop_ids
+from leret.policies.local.model import (
+    architecture_of,
+    base_network,
+    evaluation_mode,
+    stop_ids,
+)
 from leret.training.data import (
     RunSamples,
     Samples,
@@ -175,7 +180,7 @@ def _moved(model: Any) -> Iterator[None]:
     """
     import torch
 
-    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    inner = base_network(model)
     backbone = {id(parameter) for parameter in inner.base_model.parameters()}
     noise = torch.Generator().manual_seed(0)
     before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
