@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import dspy
 from pydantic import ValidationError
@@ -211,6 +211,13 @@ class LM(PolicyLM):
             **(train_kwargs or self.train_kwargs),
         }
         return super().finetune(train_data, train_data_format, keys)
+
+    def reinforce(self, train_kwargs: Mapping[str, Any]) -> NoReturn:
+        """Refuse a job of ``dspy.GRPO``, whose groups can mix prompts."""
+        raise TrainingError(
+            'dspy.GRPO cannot train a leret.LM; use leret.LeReT(algorithms=["grpo"], ...), which groups completions by '
+            "prompt"
+        )
 
 
 def _refuse_without_server(**arguments: Any) -> None:
