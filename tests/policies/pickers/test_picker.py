@@ -9,9 +9,7 @@ from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySetting
 from leret.core.errors import PolicyError
 from leret.policies.base import Request
 from leret.policies.checkpoints import PICKER_RECORD, policy_digest
-from leret.policies.load import make_policy, shared_policy
-from leret.policies.pickers import encoder as encoders
-from leret.policies.pickers import picker as pickers
+from leret.policies.load import make_policy
 from leret.policies.pickers.picker import draw, plan
 from tests.policies.pickers.stories import numbers, request, shaken, story
 
@@ -49,18 +47,6 @@ def test_a_draw_depends_only_on_its_seed(picker, kind):
         return await asyncio.gather(*map(one.complete, requests))
 
     assert [[c.text for c in each] for each in asyncio.run(complete())] == [[c.text for c in each] for each in together]
-
-
-def test_values_do_not_depend_on_batches_and_chunks(picker, monkeypatch):
-    one, choices = shaken(picker()), [story(), story([2]), story([4])]
-    together = one.score(choices)
-    monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 256)
-    monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
-    torch.testing.assert_close([q.detach() for q in one.q(choices)], together)
-    monkeypatch.setattr(pickers, "_AT_ONCE", 10)
-    one.renew("again")
-    torch.testing.assert_close(one.score(choices), together)
-    assert one.score([]) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,15 +106,6 @@ def test_a_picker_with_nan_or_other_files_is_refused(picker, kind, tmp_path):
     (tmp_path / "training.json").unlink()
     with pytest.raises(PolicyError, match="NaN or infinite"):
         make_policy(settings)
-
-
-def test_a_retrained_picker_is_reloaded(picker, tmp_path):
-    one, settings = shaken(picker("features")), FeaturesSettings(model=str(tmp_path), **CODE["features"])
-    one.save(tmp_path)
-    shared = shared_policy(settings)
-    assert shared_policy(settings) is shared
-    shaken(one, 1).save(tmp_path)
-    assert shared_policy(settings).digest != shared.digest
 
 
 @pytest.mark.parametrize("kind", KINDS)
