@@ -113,13 +113,6 @@ def test_a_stopped_build_resumes_after_the_last_batch(checkpoint, exact, tmp_pat
     assert ids(resumed.search(QUERIES, 7)) == ids(exact.search(QUERIES, 7))
 
 
-def test_lengths_of_texts_can_be_set(checkpoint):
-    encoder = MultiVectorModel(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=20, query_maxlen=8))
-    assert [len(encoder.documents(["word " * 99])[0]), len(encoder.queries(["word"])[0])] == [20, 8]
-    with pytest.raises(RetrievalError, match="cannot encode texts"):
-        MultiVectorModel(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=600))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -148,16 +141,6 @@ def test_no_code_of_a_checkpoint_is_run(checkpoint, tmp_path, monkeypatch):
     with pytest.raises(RetrievalError, match="cannot be opened as"):
         build(evil, tmp_path / "index")
     assert not (tmp_path / "written").exists()
-
-
-def test_vectors_of_another_corpus_are_refused(checkpoint, exact, tmp_path):
-    index = shutil.copytree(checkpoint.parent / "exact", tmp_path / "index")
-    manifest = json.loads((index / "manifest.json").read_text())
-    (index / "lengths.bin").write_bytes((index / "lengths.bin").read_bytes()[:-4])
-    del manifest["files"]["lengths.bin"]
-    (index / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RetrievalError, match="do not match the 65 documents"):
-        open_index(index)
 
 
 @pytest.mark.parametrize("name", ["plaid", "centroids.pt"], ids=["built", "downloaded"])
