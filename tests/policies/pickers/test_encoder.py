@@ -12,7 +12,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import Candidate, Choice, Document
 from leret.datasets.corpus import Corpus
 from leret.policies.load import make_policy
-from leret.policies.pickers.encoder import positions_of, rotated_products, scratch_encoder
+from leret.policies.pickers.encoder import positions_of, rotated_products
 from leret.policies.pickers.picker import plan
 from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
@@ -155,13 +155,3 @@ def test_a_pretrained_encoder_loses_its_normalization(picker):
     assert one.digest != make_policy(EncoderSettings(model=str(minilm()), query_prefix="query: ")).digest
     with pytest.raises(PolicyError, match="model directory nowhere does not exist"):
         make_policy(EncoderSettings(model="nowhere"))
-
-
-TEXTS = ["Mary went to the kitchen.", "Mary took the milk.", "To the garden!"]
-
-
-def test_weights_depend_on_the_seed():
-    one, same, other = (scratch_encoder(TEXTS, EncoderSettings(), seed).encode(TEXTS) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one, same)
-    assert abs(one - other).max() > 0.01
-    assert one.shape == (3, 64)

@@ -7,7 +7,6 @@ import torch
 
 from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySettings
 from leret.core.errors import PolicyError
-from leret.policies.base import Request
 from leret.policies.checkpoints import PICKER_RECORD, policy_digest
 from leret.policies.load import make_policy
 from leret.policies.pickers.picker import draw, plan
@@ -124,14 +123,6 @@ def test_without_a_network_all_candidates_are_equal(kind):
     assert greedy[0].text == "0"
     with pytest.raises(PolicyError, match="call fit"):
         untrained.q([story()])
-
-
-def test_a_request_for_a_text_is_refused(picker):
-    asked = Request(({"role": "user", "content": "Where?"},), (0,), 1.0, 8)
-    with pytest.raises(PolicyError, match="without candidates"):
-        picker("features").complete_many([asked])
-    with pytest.raises(PolicyError, match="without candidates"):
-        asyncio.run(picker("features").complete(asked))
 
 
 def test_a_picker_of_another_kind_or_version_is_refused(picker, tmp_path):

@@ -272,11 +272,6 @@ def test_a_completion_without_a_reason_is_cut_if_it_has_max_tokens():
         assert one.finish_reason == finish
 
 
-def test_a_token_id_that_cannot_be_stored_is_refused():
-    with pytest.raises(ValueError, match="a token id does not fit 32 bits"):
-        read(choice(token_ids=[2**31]))
-
-
 @pytest.mark.parametrize(
     ("keys", "tokens"),
     [
