@@ -314,7 +314,7 @@ def test_a_saved_program_sends_no_key_without_leave(lms, tmp_path, monkeypatch, 
     def change(saved, url):
         settings = at(model, url, **({name: "MY_KEY"} if named else {}))
         if place == "lms":
-            saved["lms"] = [{"policy": settings, "config": {"num_retries": 0}, "name": "x-1"}] * len(saved["lms"])
+            saved["lms"] = [{"policy": settings, "config": {}, "name": "x-1"}] * len(saved["lms"])
         else:
             record = {**settings, "timeout_s": 2.0, "retry_for_s": 0.0}
             saved[place] = {"": {"settings": record}} if place == "searches" else record
