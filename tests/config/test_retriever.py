@@ -20,8 +20,6 @@ def test_a_section_becomes_the_class_of_its_kind():
         ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "cannot set k"),
         ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "must not contain user"),
         ({"kind": "pubmed", "max_date": "soon"}, "max_date", "should match pattern"),
-        ({"kind": "clinicaltrials", "max_date": "2001/05/01"}, "max_date", "should match pattern"),
-        ({"kind": "colbert", "checkpoint": "m", "candidates": 0}, "candidates", "greater than 0"),
         ({"kind": "colbert", "checkpoint": "m", "candidates": "all", "engine": DENSE}, "engine", "candidates: all"),
         ({"kind": "colbert", "checkpoint": "m", "engine": {"kind": "bm25", "k": 5}}, "engine", "cannot set k"),
         (

@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import sys
 import threading
 
@@ -38,24 +37,6 @@ def test_first_error_cancels_the_others():
     with pytest.raises(KeyError):
         asyncio.run(gathered([waits(), fails()]))
     assert ended == [True]
-
-
-def test_output_is_restored_after_two_threads():
-    begun, left = threading.Event(), threading.Event()
-    before = sys.stdout, sys.stderr, logging.getLogger("dspy").level
-
-    def second():
-        begun.set()
-        with suppress_output("dspy"):
-            left.wait(5)
-
-    other = threading.Thread(target=second)
-    with suppress_output("dspy"):
-        other.start()
-        begun.wait(5)
-    left.set()
-    other.join()
-    assert (sys.stdout, sys.stderr, logging.getLogger("dspy").level) == before
 
 
 def test_other_threads_still_print(capsys):

@@ -10,7 +10,6 @@ from leret.core.classes import (
     identity,
     load_function,
     path_of,
-    plain_value,
     source_digest,
     sources_digest,
     with_identity,
@@ -63,12 +62,6 @@ def test_a_path_that_is_no_program_is_refused(path, message):
         class_at(path, dspy.Module)
 
 
-def test_plain_values_survive_json():
-    assert plain_value({"a": [1, 2.5, None, True, "x"]})
-    assert not plain_value({1: "a"})
-    assert not plain_value((1, 2))
-
-
 def test_constructor_arguments_are_read_without_running_the_file(tmp_path):
     file = tmp_path / "x.py"
     file.write_text(
@@ -114,15 +107,6 @@ def test_digest_of_a_single_file_is_that_of_its_bytes(tmp_path):
     assert source_digest(f"{path}:own") == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
     assert source_digest(f"{tmp_path}/absent.py:own") is None
     assert sources_digest(["recall", "ap@3"]) is None
-
-
-def test_modules_of_a_package_are_followed(tmp_path):
-    (tmp_path / "top/low").mkdir(parents=True)
-    for name in ("top/__init__.py", "top/low/__init__.py", "top/other.py"):
-        (tmp_path / name).write_text("")
-    (tmp_path / "top/low/own.py").write_text("from top.other import x\n")
-    names = [path.relative_to(tmp_path).as_posix() for path in source_files(tmp_path / "top/low/own.py")]
-    assert names == ["top/low/own.py", "top/__init__.py", "top/other.py"]
 
 
 @pytest.mark.parametrize("by", ["file", "name"])

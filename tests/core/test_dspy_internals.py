@@ -1,7 +1,6 @@
 import asyncio
 import copy
 import json
-from types import SimpleNamespace
 
 import dspy
 import pytest
@@ -124,25 +123,6 @@ def test_prediction_equals_from_completions(outputs):
     assert {**vars(own), "_completions": None} == {**vars(stock), "_completions": None}
 
 
-def test_carried_settings_are_complete():
-    assert dspy_internals.carried_run() is None
-    context = dspy_internals.carrying("run", {"trace": []})
-    assert context.run(dspy_internals.carried_run) == "run"
-    assert dict(context.run(dspy_internals.settings_here)) == dict(context.run(dspy.settings.copy))
-
-
-class Calling(Asking):
-    def __call__(self, question):
-        return f"called for {super().__call__(question=question)}"
-
-
-def test_overridden_call_is_used():
-    lm = dspy.utils.DummyLM([{"answer": "a"}] * 2)
-    with dspy.context(lm=lm):
-        assert dspy_internals.forward_of(Asking())(question="who") == "a"
-        assert dspy_internals.forward_of(Calling())(question="who") == "called for a"
-
-
 def test_unparsed_completion_is_one_request():
     adapter, asked = dspy.ChatAdapter(), []
 
@@ -156,40 +136,6 @@ def test_unparsed_completion_is_one_request():
     assert (len(asked), adapter.use_json_adapter_fallback) == (1, True)
 
 
-@pytest.mark.filterwarnings("error")
-def test_lm_gets_messages():
-    seen = []
-
-    def answer(request):
-        seen.append((dspy_internals.messages_of(request), request.config.temperature))
-        return dspy_internals.text_response(request, "text")
-
-    lm = dspy_internals.EngineLM("any", answer, temperature=0.5)
-    messages = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
-    assert asyncio.run(dspy_internals.complete_messages(lm, messages)) == "text"
-    assert seen == [(messages, 0.5)]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_lm_with_overridden_forward_gets_messages():
-    class Own(dspy.BaseLM):
-        def forward(self, prompt=None, messages=None, **kwargs):
-            choice = SimpleNamespace(message=SimpleNamespace(content=messages[0]["content"], tool_calls=None))
-            return SimpleNamespace(choices=[choice], usage={}, model="own")
-
-        async def aforward(self, *args, **kwargs):
-            return self.forward(*args, **kwargs)
-
-    assert asyncio.run(dspy_internals.complete_messages(Own("own"), [{"role": "user", "content": "u"}])) == "u"
-
-
-def test_provider_and_jobs_lack_what_leret_adds():
-    provider = dspy_internals.Provider()
-    assert not provider.finetunable
-    assert provider.TrainingJob is dspy_internals.TrainingJob
-    assert dspy_internals.TrainingJob().cancel() is None, "the answer of a Future is dropped"
-
-
 @pytest.mark.parametrize(
     "change", [lambda lm: lm.copy(model="leret/new"), lambda lm: setattr(lm, "model", "leret/new")]
 )
@@ -197,8 +143,3 @@ def test_request_names_the_current_model(change):
     lm = dspy_internals.EngineLM("old", lambda request: dspy_internals.text_response(request, request.model))
     assert lm("?") == ["leret/old"]
     assert (change(lm) or lm)("?") == ["leret/new"]
-
-
-def test_lm_state_has_the_expected_keys():
-    state = dspy.LM("openai/m", temperature=0.5, api_key="k", stop="x", engine="litellm").dump_state()
-    assert state.keys() - dspy_internals.LM_ATTRIBUTES == {"engine", "cache", "temperature", "max_tokens", "stop"}

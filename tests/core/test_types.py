@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from leret.core.types import Failure, Passage, Rollout, Task, digest, json_encoder, merge
+from leret.core.types import Passage, Task, digest, json_encoder, merge
 
 
 def test_merge_keeps_best_scores_and_order_of_ties():
@@ -24,23 +24,10 @@ def test_digest_distinguishes_types_and_takes_surrogates():
     assert len({digest("\ud800"), digest("1"), digest(1), digest(["1"])}) == 4
 
 
-@pytest.mark.parametrize(
-    ("inputs", "text"), [({"claim": "x"}, "x"), ({"a": "x", "b": 1}, '{"a":"x","b":1}'), ({"n": 2}, '{"n":2}')]
-)
-def test_text_of_a_task_is_its_only_text_or_json(inputs, text):
-    assert Task("t", inputs).text == text
-
-
 def test_task_is_solved_if_its_gold_leads():
     task = Task("t", {}, ("a", "b"))
     assert [task.is_solved_by(ids) for ids in ("bax", "axb", "a")] == [True, False, False]
     assert not Task("t", {}).is_solved_by("a")
-
-
-def test_unparsed_completion_is_a_result_and_an_outage_is_not():
-    failures = [None, Failure("parse", "away"), Failure("policy", "away")]
-    rollouts = [Rollout("t", (), failure is None, failure) for failure in failures]
-    assert [(one.unparsed, one.error) for one in rollouts] == [(False, None), (True, None), (False, "policy: away")]
 
 
 def test_chunks_of_gold_parents_solve_a_task():

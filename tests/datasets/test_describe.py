@@ -54,9 +54,3 @@ def test_fields_are_guessed_for_questions_and_corpus(tmp_path):
     assert guess_fields(path, None, {}) == fields
     assert guess_fields(path, corpus, {}) == {**fields, "doc_id": "passage_id", "text": "passage"}
     assert guess_fields(json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", DOCUMENTS), {}) == {}
-
-
-def test_merged_records_are_counted(tmp_path):
-    path = json_lines(tmp_path / "q", [*QUESTIONS, {**QUESTIONS[0], "id": "q3"}])
-    report = inspect("jsonl", path, merge_questions=True)
-    assert (report.n_questions, report.n_merged, report.duplicate_questions) == (2, 1, 0)

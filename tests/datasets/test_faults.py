@@ -49,24 +49,16 @@ def write(request):
 
 
 READ = {  # changes of the record: gold documents and answers in every format
-    "nothing": ({}, ("d1",), ("Ada",)),
     "blank answer": ({"answer": ""}, ("d1",), ()),
-    "spaces as the answer": ({"answer": " \u00a0 "}, ("d1",), ()),
-    "null answer": ({"answer": None}, ("d1",), ()),
     "answers": ({"answer": None, "answers": ["Ada", "Byron"]}, ("d1",), ("Ada", "Byron")),
     "blank among answers": ({"answer": None, "answers": ["Ada", "", " "]}, ("d1",), ("Ada",)),
-    "the same answer twice": ({"answer": None, "answers": ["Ada", "Ada"]}, ("d1",), ("Ada",)),
     "bracket in an answer": ({"answer": "[sic] Ada"}, ("d1",), ("[sic] Ada",)),
-    "quotes": ({"answer": 'a "quoted" Ada'}, ("d1",), ('a "quoted" Ada',)),
     "blank gold": ({"relevant_doc_ids": " "}, (), ("Ada",)),
     "two gold documents as a list": ({"relevant_doc_ids": ["d1", "d2"]}, ("d1", "d2"), ("Ada",)),
     "gold by |": ({"relevant_doc_ids": "d1|d2"}, ("d1", "d2"), ("Ada",)),
     "gold by ;": ({"relevant_doc_ids": "d1; d2;"}, ("d1", "d2"), ("Ada",)),
-    "gold by ,": ({"relevant_doc_ids": "d3,d2,d1"}, ("d3", "d2", "d1"), ("Ada",)),
     "gold by spaces": ({"relevant_doc_ids": " d1  d2"}, ("d1", "d2"), ("Ada",)),
-    "gold by several separators": ({"relevant_doc_ids": "d1, d2|d3"}, ("d1", "d2", "d3"), ("Ada",)),
     "the same gold twice": ({"relevant_doc_ids": "d1|d1"}, ("d1",), ("Ada",)),
-    "padded gold": ({"relevant_doc_ids": " d1 "}, ("d1",), ("Ada",)),
     "blank hops, type and split": ({"hops": "", "type": "", "split": ""}, ("d1",), ("Ada",)),
 }  # fmt: skip
 
@@ -85,16 +77,11 @@ REFUSED = {  # changes of the second record
     "blank question": ({"question": ""}, "'question' is empty"),
     "no gold and no answer": ({"relevant_doc_ids": "", "answer": " "}, "no 'relevant_doc_ids'"),
     "unknown gold": ({"relevant_doc_ids": "d9"}, "document 'd9' of question 'q2'"),
-    "one unknown of two": ({"relevant_doc_ids": "d1;d9"}, "document 'd9' of question 'q2'"),
     "unknown in a list": ({"relevant_doc_ids": '["d1", "d9"]'}, "document 'd9' of question 'q2'"),
-    "several ids in an item": ({"relevant_doc_ids": '["d1;d2"]'}, "document 'd1;d2' of question 'q2'"),
     "broken list": ({"relevant_doc_ids": '["d1", '}, "a list in JSON"),
-    "blank in a list of ids": ({"relevant_doc_ids": '["d1", ""]'}, "non-empty strings"),
     "unknown split": ({"split": "Train"}, "'split' is 'Train'"),
     "hops in words": ({"hops": "two"}, "'hops' is 'two'"),
-    "hops with a fraction": ({"hops": "2.0"}, "'hops' is '2.0'"),
     "hops of 5,000 digits": ({"hops": "9" * 5000}, "'hops' is '999"),
-    "superscript hops": ({"hops": "\u00b2"}, "'hops' is"),
 }  # fmt: skip
 
 
@@ -111,7 +98,6 @@ def test_a_bad_record_is_refused_with_its_place_in_every_format(write, fault, tm
 
 DOCUMENTS = {
     "the same id": ({"doc_id": "d0"}, "duplicate id 'd0'"),
-    "the same id and text": ({**CORPUS[0]}, "duplicate id 'd0'"),
     "blank id": ({"doc_id": ""}, "'doc_id' is empty"),
     "blank text and title": ({"text": " ", "title": ""}, "'text' of document 'd1' is empty"),
 }
@@ -137,13 +123,9 @@ ROWS = [f"q{i},Who is {i}?,d{i % 4}\n" for i in range(20)]
 JSON = '{"id": "q1", "question": "Who?", "relevant_doc_ids": "d1"}\n'
 FILES = {  # name, content, then the ids that are read, or the place of the fault
     "CSV: byte order mark and CRLF": ("q.csv", "\ufeff" + (HEAD + ROWS[1]).replace("\n", "\r\n"), ["q1"]),
-    "CSV: CR": ("q.csv", (HEAD + ROWS[1] + ROWS[2]).replace("\n", "\r"), ["q1", "q2"]),
     "CSV: padded header": ("q.csv", HEAD.replace(",", ", ") + ROWS[1], ["q1"]),
-    "CSV: unnamed columns": ("q.csv", "id,question,relevant_doc_ids,,\nq1,Who?,d1,,\n", ["q1"]),
-    "CSV: blank rows": ("q.csv", HEAD + "\n,,\n" + ROWS[1], ["q1"]),
     "CSV: semicolons": ("q.csv", (HEAD + ROWS[1]).replace(",", ";"), ["q1"]),
     "CSV: cell of many lines": ("q.csv", HEAD + 'q1,"Who,\n\nand when, or\nwhere?",d1\n' + ROWS[2], ["q1", "q2"]),
-    "CSV: quotes inside a cell": ("q.csv", HEAD + 'q1,a 7" single,d1\nq2,another 12",d2\n', ["q1", "q2"]),
     "CSV: stray quote": ("q.csv", HEAD + ROWS[0] + 'q1,"what,d1\n' + "".join(ROWS[2:]), "q.csv:3: "),
     "CSV: stray quote that closes inside a row": ("q.csv", HEAD + 'q0,"what,d0\nq1,"who",d1\n' + ROWS[2], "q.csv:2: "),
     "CSV: stray quote after a cell of two lines":
@@ -151,36 +133,25 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "CSV: stray quote in the header": ("q.csv", 'id,"question,relevant_doc_ids\n' + ROWS[0] + ROWS[1], "q.csv:1: "),
     "CSV: two columns of one name":
         ("q.csv", "id,question,question,relevant_doc_ids\nq1,a,b,d1\n", "q.csv:1: .*'question'"),
-    "CSV: two ids": ("q.csv", "id,question,relevant_doc_ids,id\nq1,a,d1,q2\n", "q.csv:1: .*'id'"),
     "CSV: row too long": ("q.csv", HEAD + "q1,Who, then?,d1\n", "q.csv:2: 4 cells"),
     "CSV: row too short": ("q.csv", HEAD + ROWS[0] + "q1,Who?", "q.csv:3: 2 cells"),
     "CSV: NUL": ("q.csv", HEAD + "q1,Wh\0o?,d1\n", "q.csv:2: .*NUL"),
     "CSV: Latin 1": ("q.csv", (HEAD + ROWS[0] + "q1,Caf\u00e9?,d1\n").encode("latin-1"), "q.csv:3: .*not UTF-8"),
     "CSV: UTF-16": ("q.csv", (HEAD + ROWS[0]).encode("utf-16"), "q.csv is UTF-16"),
-    "CSV: UTF-16 without a mark": ("q.csv", (HEAD + ROWS[0]).encode("utf-16-le"), "q.csv:1: .*NUL"),
     "CSV: cut gzip": ("q.csv.gz", gzip.compress((HEAD + "".join(ROWS)).encode())[:-20], "q.csv.gz: .*ends early"),
     "CSV: no header": ("q.csv", ROWS[0] + ROWS[1], "q.csv:2: field 'question' or 'query' is missing"),
     "TSV: quotes are characters":
         ("q.tsv", 'id\tquestion\tanswer\nq1\t"Heroes\t1977\nq2\tA single is 7"\tyes\n', ["q1", "q2"]),
-    "TSV: CRLF": ("q.tsv", "id\tquestion\tanswer\r\nq1\tWho?\tAda\r\n", ["q1"]),
     "TSV: tab in a cell": ("q.tsv", 'id\tquestion\tanswer\nq1\t"Who\tis?"\tAda\n', "q.tsv:2: 4 cells"),
-    "TSV: line break in a cell": ("q.tsv", 'id\tquestion\tanswer\nq1\t"Who\nis?"\tAda\n', "q.tsv:2: 2 cells"),
-    "TSV: commas": ("q.tsv", HEAD + ROWS[0], "q.tsv:2: field 'question'"),
     "TSV: two columns of one name": ("q.tsv", "id\tquestion\tanswer\tanswer\nq1\ta\tb\tc\n", "q.tsv:1: .*'answer'"),
-    "TSV: not UTF-8 in the header": ("q.tsv", b"id\tquestion\tanswer\xff\nq1\ta\tb\n", "q.tsv:1: .*not UTF-8"),
     "JSON: byte order mark and CRLF": ("q.jsonl", "\ufeff" + JSON.replace("\n", "\r\n"), ["q1"]),
     "JSON: key twice":
         ("q.jsonl", JSON + '{"id": "q2", "question": "a", "question": "b"}\n', "q.jsonl:2: .*'question'"),
-    "JSON: key twice inside": ("q.jsonl", '{"id": "q", "inputs": {"a": 1, "a": 2}}\n', "q.jsonl:1: .*'a'"),
     "JSON array: key twice": ("q.json", f'[{JSON}, {{"id": "q2", "id": "q3"}}]', "q.json: item 2: .*'id'"),
-    "JSON array: key twice inside": ("q.json", '[{"id": "q", "inputs": {"a": 1, "a": 2}}]', "q.json: item 1: .*'a'"),
-    "JSON array: long number": ("q.json", '[{"id": %s}]' % ("9" * 5000), "q.json: item 1: "),
     "JSON: long number": ("q.jsonl", '{"id": %s}\n' % ("9" * 5000), "q.jsonl:1: "),
     "JSON: cut": ("q.jsonl", JSON + JSON[:30], "q.jsonl:2: broken JSON"),
-    "JSON: NUL": ("q.jsonl", JSON + JSON.replace("Who", "Wh\0o"), "q.jsonl:2: broken JSON"),
     "JSON: not UTF-8": ("q.jsonl", JSON.encode() + b'{"id": "\xff"}\n', "q.jsonl:2: not UTF-8"),
     "JSON: id as a fraction": ("q.jsonl", JSON.replace('"q1"', "1.0"), "q.jsonl:1: .*'id' is '1.0'"),
-    "JSON: id as a boolean": ("q.jsonl", JSON.replace('"q1"', "true"), "q.jsonl:1: .*'id' is 'True'"),
     "JSON: number as an answer":
         ("q.jsonl", JSON.replace('"d1"', '"d1", "answer": 1.5'), "q.jsonl:1: .*'answer' is '1.5'"),
     "JSON: null": ("q.jsonl", JSON + "null\n", "q.jsonl:2: NoneType"),
@@ -206,7 +177,7 @@ def test_a_stray_quote_is_refused_even_if_bad_records_are_skipped(fault, tmp_pat
         load_tasks("jsonl", str(tmp_path / name), skip_invalid=True)
 
 
-@pytest.mark.parametrize(("first", "last"), [(3, 4), (3, 16), (0, 19)])
+@pytest.mark.parametrize(("first", "last"), [(3, 16), (0, 19)])
 def test_rows_between_two_stray_quotes_are_refused(first, last, tmp_path):
     rows = list(ROWS)
     rows[first] = rows[first].replace(",Who", ',"Who')
@@ -218,30 +189,10 @@ def test_rows_between_two_stray_quotes_are_refused(first, last, tmp_path):
             load_tasks("jsonl", str(path), skip_invalid=skip_invalid)
 
 
-def test_the_case_of_quotes_in_a_tsv_file(tmp_path):
-    corpus = [("d1", '"Heroes is an album from 1977'), ("d2", 'A single is usually 7"'), ("d3", "The river Ouse"),
-              ("d4", "Basalt is dark")]  # fmt: skip
-    (tmp_path / "c.tsv").write_text("doc_id\ttext\n" + "".join(f"{id}\t{text}\n" for id, text in corpus))
-    (tmp_path / "q.tsv").write_text("id\tquestion\trelevant_doc_ids\nq1\twhich album\td1\nq2\twhat rock is dark\td4\n")
-    data = load("jsonl", str(tmp_path / "q.tsv"), str(tmp_path / "c.tsv"))
-    assert [(document.doc_id, document.text) for document in data.corpus.values()] == corpus
-
-
 def test_two_parquet_columns_of_one_name_are_refused(tmp_path):
     cells = pyarrow.array(["q1"]), pyarrow.array(["a"]), pyarrow.array(["b"])
     pyarrow.parquet.write_table(pyarrow.Table.from_arrays(cells, ["id", "question", "question"]), tmp_path / "q")
     with pytest.raises(DataError, match="q: column 'question' occurs more than once"):
-        load_tasks("jsonl", str(tmp_path / "q"))
-
-
-def test_parquet_text_that_is_not_utf8_is_refused_with_its_file(tmp_path):
-    column = pyarrow.array(["caf\u00e9"] * 3)
-    pyarrow.parquet.write_table(
-        pyarrow.table({"id": column}), tmp_path / "q", compression="NONE", use_dictionary=False, write_statistics=False
-    )
-    data = (tmp_path / "q").read_bytes()
-    (tmp_path / "q").write_bytes(data.replace("caf\u00e9".encode(), b"caf\xff\xff", 1))
-    with pytest.raises(DataError, match="q: row 1 cannot be read"):
         load_tasks("jsonl", str(tmp_path / "q"))
 
 
@@ -284,44 +235,26 @@ def test_the_first_text_of_a_title_counts_in_every_kind(kind, tmp_path):
     assert [(chunk["id"], chunk["text"]) for chunk in chunks] == [("Rain", RAIN[1][0]), ("Leo Mar", LEO[1][0])]
 
 
-def test_two_documents_with_one_id_in_a_corpus_of_an_official_kind_are_counted(tmp_path):
-    corpus = [{"doc_id": "Ada", "text": "one"}, {"doc_id": "Ada", "text": "two"}, {"doc_id": "Byron", "text": "x"},
-              {"doc_id": "Caf\u00e9", "text": "x"}]  # fmt: skip
-    data = load("hotpotqa", array(tmp_path / "h", HOTPOT), json_lines(tmp_path / "c", corpus))
-    assert (data.corpus["Ada"].text, sum(data.corpus.skipped.values())) == ("one", 1)
-
-
 OFFICIAL = {  # kind, record, then the answers of the task, or the refusal
     "unanswerable": ("musique", {**MUSIQUE[0], "answerable": False}, "available: none"),
     "blank answer": ("musique", {**MUSIQUE[0], "answer": " ", "answer_aliases": ["", "Anne"]}, ("Anne",)),
     "gold as text":
         ("musique", {**MUSIQUE[0], "paragraphs": [{**MUSIQUE[0]["paragraphs"][0], "is_supporting": "false"}]},
                      "m:1: .*'is_supporting' is 'false'"),
-    "blank answer of HotpotQA": ("hotpotqa", {**HOTPOT[0], "answer": ""}, ()),
-    "null answer of 2Wiki": ("2wiki", {**TWINS, "answer": None}, ()),
     "number as a title": ("hotpotqa", {**HOTPOT[0], "supporting_facts": [["Ada", 0], [7, 0]]}, "m:1: .*has 7 in place"),
-    "blank title": ("2wiki", {**TWINS, "supporting_facts": [[" ", 0]]}, "m:1: .*' ' in place"),
     "label as a number": ("hover", {**HOVER[0], "label": 1}, ("SUPPORTED",)),
-    "label 0": ("hover", {**HOVER[0], "label": 0}, ("NOT_SUPPORTED",)),
     "no label": ("hover", {**HOVER[0], "label": -1}, ()),
     "unknown label": ("hover", {**HOVER[0], "label": "MAYBE"}, "m:1: .*'label' is 'MAYBE'"),
-    "unknown number as a label": ("hover", {**HOVER[0], "label": 2}, "m:1: .*'label' is '2'"),
     "id twice in chunks": ("chunks", {"id": "q", "question": "?", "answer": "x", "support": [],
                                       "chunks": [{"id": 1, "text": "a"}, {"id": "1", "text": "b"}]}, "m:1: .*same id"),
     "null id of a chunk": ("chunks", {"id": "q", "question": "?", "answer": "x", "support": ["0"],
                                       "chunks": [{"id": None, "text": "a"}]}, ("x",)),
-    "blank chunk":
-        ("chunks", {"id": "q", "question": "?", "answer": "x", "chunks": ["a", " "]}, "m:1: .*'chunks' is empty"),
     "gold twice in chunks": ("chunks", {"id": "q", "question": "?", "chunks": ["a"], "support": [0],
                                         "relevant_doc_ids": ["0"]}, "m:1: .*'relevant_doc_ids'"),
-    "blank answer of chunks":
-        ("chunks", {"id": "q", "question": "?", "chunks": ["a"], "support": [0], "answer": ""}, ()),
     "split of babilong": ("babilong", {"id": "q", "question": "?", "answer": "x", "story": ["A."], "support": [0],
                                        "split": "train set"}, "m:1: .*'split' is 'train set'"),
     "alias of a split": ("babilong", {"id": "q", "question": "?", "answer": "", "story": ["A."], "support": [0],
                                       "split": "validation"}, ()),
-    "support of babilong":
-        ("babilong", {"id": "q", "question": "?", "story": ["A."], "support": [1]}, "m:1: .*'support'"),
 }  # fmt: skip
 
 
@@ -355,14 +288,6 @@ def test_a_story_that_lacks_a_line_is_refused_to_its_end(lost, n_bad, tmp_path):
         load_tasks("babilong", str(tmp_path / "b.txt"))
     loaded = load_tasks("babilong", str(tmp_path / "b.txt"), skip_invalid=True)
     assert (len(loaded), loaded.skipped) == (1, {"broken line": n_bad})
-
-
-def test_long_stories_are_counted_and_books_in_another_encoding_refused(tmp_path):
-    (tmp_path / "b.txt").write_text("".join(BABI))
-    assert load_tasks("babilong", str(tmp_path / "b.txt"), facts=1).skipped == {"story longer than data.facts": 1}
-    (tmp_path / "book").write_bytes("The caf\u00e9 was closed on that day.".encode("latin-1"))
-    with pytest.raises(DataError, match="book is not UTF-8 at byte 7"):
-        load_tasks("babilong", str(tmp_path / "b.txt"), noise=(str(tmp_path / "book"),))
 
 
 PAIR = '<QAPair pid="{0}"><Question qid="{0}" qtype="x">Who {0}?</Question>{1}</QAPair>'

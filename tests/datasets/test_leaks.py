@@ -87,14 +87,14 @@ def test_the_default_split_of_hotpotqa_is_clean_but_for_gold_pairs():
     assert by_kind["gold"] < len(sides[0]) / 100
 
 
-def test_a_hundred_thousand_questions_are_compared_in_seconds():
+def test_many_questions_are_compared_in_linear_time():
     words = [f"word{i}" for i in range(3000)]
     rng = random.Random(0)
-    tasks = [Task.question(f"q{i}", " ".join(rng.choices(words, k=12)), gold=(f"d{i}",)) for i in range(100_000)]
+    tasks = [Task.question(f"q{i}", " ".join(rng.choices(words, k=12)), gold=(f"d{i}",)) for i in range(20_000)]
     began = time.process_time()
-    leaks = find_leaks(tasks[:50_000], tasks[50_000:])
+    leaks = find_leaks(tasks[:10_000], tasks[10_000:])
     assert not leaks["examples"]
-    assert time.process_time() - began < 20  # 3 seconds on one core; quadratic work takes hours
+    assert time.process_time() - began < 10  # below a second on one core; quadratic work takes many minutes
 
 
 def test_fingerprints_are_written_without_the_texts(tmp_path):

@@ -102,14 +102,9 @@ def changed(record, **fields):
 
 FILES = {
     "a test file without facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=None), "facts' is missing"),
-    "facts that are no pairs": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Ada"]]), r"\[title, sent_id\]"),
     "a context of no kind": ("hotpotqa", changed(HOTPOT[0], context="none"), "'context' is 'none'"),
-    "no facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[]), "'supporting_facts' is empty"),
-    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3 in place of a title"),
-    "sentences that are none": ("hotpotqa", changed(HOTPOT[0], context=[["Ada", 3]]), "of 'Ada' is 3"),
     "a fact of no document": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Zoe", 0]]), "'Zoe' of question '5a'"),
     "no id": ("2wiki", changed(HOTPOT[0], _id=None), "'_id' or 'id' is missing"),
-    "no paragraphs": ("musique", changed(MUSIQUE[0], paragraphs=[]), "has no documents"),
     "another set's file": ("musique", HOTPOT, "'paragraphs' should be a list"),
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
     "no corpus": ("hover", HOVER, r"set data\.corpus"),

@@ -67,10 +67,6 @@ def test_bad_rows_of_a_csv_file_are_counted_by_their_first_line(tmp_path):
         read(path)
 
 
-def test_a_json_file_with_the_name_of_a_table_is_read_as_json(tmp_path):
-    assert read(json_lines(tmp_path / "a.csv", DOCUMENTS)) == DOCUMENTS
-
-
 def test_parquet_rows_are_read_with_their_types(tmp_path):
     rows = [{"id": 1, "ids": ["a", "b"], "hops": None}, {"id": 2, "ids": [], "hops": 3}]
     path = tmp_path / "q"
@@ -107,18 +103,12 @@ def test_big_arrays_are_not_held_in_memory(tmp_path):
 
 
 FILES = {
-    "item is a number": (b'[{"a": 1}, 2]', "item 2: int, not a JSON object"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
-    "array not UTF-8": (b'[{"a": "\xff"}]', "invalid bytes in UTF8"),
     "objects nested too deep": (b'[{"a":' + b'{"a":' * 100_000, "nested more than 200 deep"),
     "line nested too deep": (_GOOD + b'{"a": ' + b"[" * 100_000, ":2: broken JSON"),
-    "line is broken": (_GOOD + b'{"id": "q2", "question": "Wh\n', r":2: broken JSON \(Unterminated string .* column"),
-    "line not UTF-8": (_GOOD + b'{"id": "\xff"}\n', ":2: not UTF-8 at byte 8"),
-    "UTF-16": (_GOOD.decode().encode("utf-16"), "is UTF-16"),
     "empty": (b"", "is empty"),
     "gzip cut short": (_GZIP[:-400], "ends early"),
     "broken gzip": (_GZIP[:300] + b"x" * 99 + _GZIP[399:], "compressed file is broken"),
-    "zstd cut short": (_ZSTD[:-9], "ends early"),
 }
 
 
@@ -139,11 +129,6 @@ def test_a_file_cut_short_counts_as_one_skipped_record(tmp_path):
     (tmp_path / "q.gz").write_bytes(_GZIP[:-400])
     loaded = load_tasks("jsonl", str(tmp_path / "q.gz"), skip_invalid=True)
     assert (loaded.skipped, 0 < len(loaded) < 2000) == ({"truncated": 1}, True)
-
-
-def test_a_padded_gzip_file_is_read(tmp_path):
-    (tmp_path / "q.gz").write_bytes(gzip.compress(_GOOD) + bytes(512))  # as tar and tapes leave it
-    assert len(load_tasks("jsonl", str(tmp_path / "q.gz"))) == 1
 
 
 def test_equal_faults_are_counted_and_ten_different_ones_shown(tmp_path):

@@ -73,20 +73,6 @@ def test_a_rule_answers_every_step_of_the_program(script, options, hops):
     assert hops_of(roll(*program(**options), script)) == [((query,), found) for query, found in hops]
 
 
-@pytest.mark.parametrize(
-    ("gold", "texts"),
-    [
-        (("alpha", "beta", "gamma"), [["alpha"], ["beta", "gamma"]]),  # the last query asks for all that remain
-        (("alpha",), [["alpha"], ["alpha"]]),  # or for the last title again
-        (("bare",), [["its first words"]] * 2),
-    ],
-)
-def test_the_oracle_fits_its_titles_to_the_queries(gold, texts):
-    script = oracle_titles({**CORPUS, "bare": Document("bare", "", "its first words")}, {"q": {1: 0, 3: 1}})
-    question = Task.question("q", "?", gold=gold)
-    assert [list(script(question, step)) for step in (1, 3)] == texts
-
-
 class Prefixed(Planned):
     def query(self, question, plan):
         return f"{plan} {super().query(question, plan)}"

@@ -159,15 +159,6 @@ def test_several_runs_where_it_is_not_greedy(make):
     assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)
 
 
-def test_one_policy_is_held_at_a_time(make):
-    evaluator = make()
-    for name, policy, prompt in (("base", "base", ZERO_SHOT), ("bank:1", "base", FEW_SHOT), ("sft", "sft", ZERO_SHOT)):
-        evaluator.evaluate(replace(BASE, name=name, policy=policy, prompt=prompt))
-    assert [policy.closed for policy in evaluator.opened] == [True, False]
-    evaluator.close()
-    assert evaluator.opened[1].closed
-
-
 @pytest.mark.parametrize(("dtype", "opened"), [("float32", "float32"), (None, "bfloat16")])
 def test_local_policies_are_evaluated_in_float32(make, tmp_path, dtype, opened):
     served = OpenAIPolicySettings(model="m", urls=("http://127.0.0.1:1/v1",))

@@ -24,13 +24,6 @@ def test_intervals_agree_with_scipy(values, level):
     assert ours == pytest.approx(stats.bootstrap((values,), np.mean, **options).confidence_interval, abs=1e-12)
 
 
-def test_intervals_follow_from_the_seed_and_not_from_other_columns():
-    columns = np.stack([SCORES, OTHERS], axis=1)
-    both = bootstrap_intervals(columns, 2_000, seed=3)
-    assert (bootstrap_intervals(columns, 2_000, seed=3) == both).all()
-    assert bootstrap_intervals(columns[:, 1:], 2_000, seed=3)[0] == pytest.approx(both[1])
-
-
 def test_questions_without_a_value_are_left_out():
     low, high = bootstrap_intervals(np.append(SCORES, [np.nan] * 50)[:, None], 5_000)[0]
     assert low < SCORES.mean() < high

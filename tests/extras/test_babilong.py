@@ -92,11 +92,6 @@ def test_noise_seed_alone_decides_the_places_and_the_lengths(tmp_path):
     assert {len(t.inputs["chunks"]) for t in tasks} == {6, 8}
 
 
-@pytest.mark.parametrize(("keys", "n"), [({"sentences": 3}, 2), ({"facts": 3}, 2), ({"sentences": 9, "facts": 2}, 2)])
-def test_longer_stories_are_left_out(tmp_path, keys, n):
-    assert len(noised(tmp_path, **keys)) == n
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [("a story without a number", "not a bAbI line"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
@@ -107,9 +102,3 @@ def test_bad_lines_are_refused_with_their_place(tmp_path, line, says):
     file.write_text(f"1 A fact.\n2 Another one.\n{line}\n", encoding="utf-8")
     with pytest.raises(DataError, match=rf"qa1\.txt:3: .*{says}"):
         load_tasks("babilong", str(file))
-
-
-def test_a_book_without_sentences_is_refused(tmp_path):
-    (tmp_path / "empty.txt").write_text("CHAPTER ONE\n", encoding="utf-8")
-    with pytest.raises(DataError, match="use a book"):
-        load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "empty.txt"),), sentences=5)

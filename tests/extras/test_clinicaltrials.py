@@ -50,12 +50,6 @@ def test_pages_are_followed_up_to_k():
     assert (len(ranking), ranking[-1].doc_id, len(server.asked)) == (2100, "NCT00002099", 3)
 
 
-def test_missing_parts_of_studies_are_empty():
-    bare = {"protocolSection": {"identificationModule": {"nctId": "NCT1", "officialTitle": "Official"}}}
-    with loopback(Reply({"studies": [bare]})) as server:
-        assert trials(server.url).search(["x"], 3) == [(Passage("NCT1", "Official", "", 1.0),)]
-
-
 FAULTS = {
     "no studies": Reply({"totalCount": 1}),
     "no id": Reply({"studies": [{}]}),
@@ -80,7 +74,3 @@ def test_a_refused_query_has_an_empty_ranking():
         assert [len(r) for r in engine.search(["((a", "good", "(((b", "x" * 60_000], 3)] == [0, 1, 0, 0]
     assert engine.site.n_refused == 3
     assert sum(a.params["query.term"] == "heart" for a in server.asked) == 1
-
-
-def test_another_registry_has_another_digest():
-    assert ClinicalTrials(ClinicalTrialsSettings()).digest != trials("http://127.0.0.1:9").digest

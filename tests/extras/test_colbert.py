@@ -113,13 +113,6 @@ def test_a_stopped_build_resumes_after_the_last_batch(checkpoint, exact, tmp_pat
     assert ids(resumed.search(QUERIES, 7)) == ids(exact.search(QUERIES, 7))
 
 
-def test_lengths_of_texts_can_be_set(checkpoint):
-    encoder = MultiVectorModel(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=20, query_maxlen=8))
-    assert [len(encoder.documents(["word " * 99])[0]), len(encoder.queries(["word"])[0])] == [20, 8]
-    with pytest.raises(RetrievalError, match="cannot encode texts"):
-        MultiVectorModel(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=600))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

@@ -8,7 +8,7 @@ from leret.config.data import DataSettings
 from leret.core.types import Task, digest
 from leret.datasets.leaks import plain, utterances
 from leret.datasets.load import load_tasks
-from leret.extras.conversations import Turn, split_names, windows
+from leret.extras.conversations import Turn, split_names
 
 
 def turn(persona, history, reply, *keys):
@@ -80,8 +80,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("n_personas", [240, 40])  # with 40, nearly all personas have talked with each other
-@pytest.mark.parametrize("n_utterances", [3, 4, 9])
+@pytest.mark.parametrize(("n_utterances", "n_personas"), [(4, 240), (9, 40)])  # of 40, nearly all have talked
 @pytest.mark.parametrize("form", FORMS)
 def test_both_sides_of_a_conversation_are_in_one_split(tmp_path, form, n_utterances, n_personas):
     path = tmp_path / form
@@ -94,28 +93,6 @@ def test_both_sides_of_a_conversation_are_in_one_split(tmp_path, form, n_utteran
     assert len(by_talk) == 120
     assert all(len(splits) == 1 for splits in by_talk.values())
     assert splits == {"train", "dev", "test"}
-
-
-def test_an_order_of_persona_sentences_does_not_part_dialogues():
-    names = split_names([turn(["b", "a"], ["x"], "y"), turn(["c"], ["x"], "z"), turn(["A .", "b"], ["v"], "w")])
-    assert names[0] == names[2] != names[1]
-
-
-def test_equal_turns_of_one_side_are_different_conversations():
-    said = ["hi", "hello", "how are you", "fine"]
-    first, second = split_names([turn(["a"], said[:3], said[3]), turn(["b"], said[:3], said[3])])
-    assert first != second
-
-
-def test_names_do_not_depend_on_the_order_of_the_views():
-    views = [view for pair in conversations(3, 6, 10) for view in pair]
-    dialogues = [
-        [turn(persona, [said], reply, number) for said, reply in turns]
-        for number, (persona, _, turns) in enumerate(views)
-    ]
-    backward = split_names(list(chain(*reversed(dialogues))))
-    names = dict(zip((id(one) for one in chain(*reversed(dialogues))), backward, strict=True))
-    assert split_names(list(chain(*dialogues))) == [names[id(one)] for one in chain(*dialogues)]
 
 
 def test_a_greeting_does_not_join_conversations():
@@ -138,17 +115,6 @@ def test_personas_share_a_split_unless_most_of_them_would():
 
     assert names(["ab", "ac", "de", "fg", "hi"]) == 4
     assert names(["ab", "bc", "cd", "de"]) == 4  # one chain: each conversation for itself
-
-
-def test_no_turns_have_no_names():
-    assert split_names([]) == []
-
-
-def test_windows_tell_the_sides_apart():
-    assert list(windows(["a", "b", "c", "d"])) == [("a\nb\nc", False), ("b\nc\nd", True)]
-    assert list(windows(["six words are in this text", "and here are four more"])) == [
-        ("six words are in this text\nand here are four more", True)
-    ]
 
 
 def test_utterances_are_those_of_dialogues_only():

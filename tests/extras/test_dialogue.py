@@ -39,18 +39,6 @@ def test_turns_of_a_convai2_file_become_tasks(convai2):
     assert [task.id for task in tasks] == ["valid-4", "valid-5", "valid-6", "valid-8"]
 
 
-def test_the_turns_of_a_dialogue_are_in_one_split(tmp_path):
-    path = tmp_path / "many.txt"
-    path.write_text("".join(CONVAI2.replace("tea", f"tea {i}").replace("sing", f"sing {i}") for i in range(60)))
-    by_persona, tasks = {}, load_tasks(settings(path)).items
-    for task in tasks:
-        by_persona.setdefault(tuple(task.inputs["persona"]), set()).add(task.split)
-    assert len(by_persona) == 120
-    assert all(len(splits) == 1 for splits in by_persona.values())
-    assert {task.split for task in tasks} == {"train", "dev", "test"}
-    assert [t.split for t in load_tasks(settings(path, seed=1)).items] != [t.split for t in tasks]
-
-
 def test_json_lines_bring_their_stories(tmp_path):
     rows = [
         {"persona": ["i sing."], "history": ["hello", "hello"], "reply": "la", "stories": ["She sang.", "He sat."]},
@@ -88,16 +76,8 @@ def lapdog(tmp_path, question, **more):
             ["i read.", "i'm a stunt double."],
             ["hello ?", "hi : )", "at 10:30 ?"],
         ),
-        (
-            "persona: i like tea . mr. smith is my boss . context: R: a Q: b",
-            ["i like tea .", "mr. smith is my boss ."],
-            ["a", "b"],
-        ),
-        ("persona: i sing\ni read\ncontext:\nQ: hi\nR: so\nQ: no", ["i sing", "i read"], ["hi", "so", "no"]),
         ("persona: i sing. context: R: b Q: c R: d", ["i sing."], ["b", "c", "d"]),  # as in LAPDOG's files
         ("Persona: I sing! Context: q: a Q: and b r: c", ["I sing!"], ["a Q: and b", "c"]),
-        ("persona: in context: no. context: Q:hi", ["in context: no."], ["hi"]),
-        ("persona: context: Q: hi", [], ["hi"]),
         ("context: Q: hi", [], ["hi"]),
         ("persona: i sing. context: ", ["i sing."], []),
         ("persona: i sing. context: Q: __SILENCE__", ["i sing."], []),
@@ -114,8 +94,7 @@ def test_a_lapdog_line_may_have_several_replies_an_id_and_a_split(tmp_path):
     assert (task.answers, task.id, task.split) == (("yo", "hey"), "a", "dev")
 
 
-@pytest.mark.parametrize("name", ["id", "_id", "doc_id"])
-@pytest.mark.parametrize("form", ["{}", "\ufeff{}", "[{}]"])
+@pytest.mark.parametrize(("name", "form"), [("id", "{}"), ("_id", "\ufeff{}"), ("doc_id", "[{}]")])
 def test_stories_may_have_any_id_field(convai2, tmp_path, name, form):
     corpus = tmp_path / "story.jsonl"
     corpus.write_text(form.format(json.dumps({name: "s1", "title": "Beach", "text": "I walked."})))
@@ -123,36 +102,12 @@ def test_stories_may_have_any_id_field(convai2, tmp_path, name, form):
     assert data.corpus["s1"].title == "Beach"
 
 
-def test_stories_may_be_a_table(convai2, tmp_path):
-    corpus = tmp_path / "story.csv"
-    corpus.write_text("id,title,text\ns1,Beach,I walked.\n")
-    assert list(load_corpus(settings(convai2, corpus=str(corpus)))) == ["s1"]
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"id": "s1", "title": "Beach"}, ":1: field 'text' is missing"),
-        ({"title": "Beach", "text": "x"}, ":1: field 'doc_id' or '_id' or 'id' is missing"),
-        ({"persona": ["a"], "history": [], "reply": "b"}, "choose a file with doc_id, title and text"),
-    ],
-)
-def test_a_corpus_without_stories_is_refused(convai2, tmp_path, row, says):
-    corpus = tmp_path / "story.jsonl"
-    corpus.write_text(json.dumps(row))
-    with pytest.raises(DataError, match=says):
-        load_corpus(settings(convai2, corpus=str(corpus)))
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ('{"question": "persona: i sing. context: hello", "answers": ["a"]}\n', ":1: field 'question' is"),
-        ('{"question": "persona: i sing. Q: hello", "answers": ["a"]}\n', ":1: field 'question' is"),
         ('{"question": "context: Q: a Q: b", "answers": ["a"]}\n', ":1: Q: and R: do not alternate in 'Q: a Q: b'"),
-        ('{"question": "context: Q: a R: Q: b", "answers": ["a"]}\n', ":1: .*one has no utterance"),
         ('{"question": "context: Q: a", "answers": []}\n', ":1: field 'answers' has no reply"),
-        ('{"question": "context: Q: a"}\n', ":1: field 'answers' has no reply"),
         ("your persona: i sing .\n", ":1: .*not a ConvAI2 line"),
         ("1 your persona: i sing .\n2 hello\n", ":2: .*has no reply"),
         ('{"persona": ["a"], "history": [3], "reply": "la"}\n', "'history' is '\\[3\\]'"),
@@ -165,16 +120,3 @@ def test_a_broken_line_is_reported_with_its_place(tmp_path, text, says):
     path.write_text(text)
     with pytest.raises(DataError, match=says):
         load_tasks(settings(path))
-
-
-def test_a_dialogue_may_have_a_name_of_any_type(tmp_path):
-    rows = [
-        {"persona": [name], "history": ["hi"], "reply": f"so {name}", "dialogue": label}
-        for label in (0, "0", 7, [1], {"a": 2}, True)
-        for name in ("a", "b", "c")
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps({**row, "id": str(place)}) for place, row in enumerate(rows)))
-    splits = [task.split for task in load_tasks(settings(path)).items]
-    assert all(len(set(splits[place : place + 3])) == 1 for place in range(0, 18, 3))
-    assert splits[0] == splits[3]

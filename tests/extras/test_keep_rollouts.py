@@ -55,8 +55,7 @@ def test_a_rollout_is_kept_where_all_parts_agree():
     assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, True, True]
 
 
-@pytest.mark.parametrize("n", range(2, 17))
-@pytest.mark.parametrize("value", [0.1, 0.7, 12.63, 1234.1])
+@pytest.mark.parametrize(("n", "value"), [(2, 0.1), (3, 0.7), (7, 12.63), (16, 1234.1)])
 def test_a_part_without_spread_is_on_both_sides(n, value):
     rewards, groups = torch.full((n,), value), torch.zeros(n).long()
     parts = torch.stack([rewards, torch.arange(n).float()], 1)

@@ -64,12 +64,6 @@ def test_samples_without_spread_have_equal_rewards(name, expected):
     np.testing.assert_allclose(mixed(name, [[1, 2]]), [expected])  # nor has one sample alone
 
 
-@pytest.mark.parametrize("name", GROUP_MIXERS)
-def test_part_without_spread_does_not_change_the_order(name):
-    one = mixed(name, [[0, 1], [1, 1], [3, 1]])
-    assert (np.argsort(one).tolist(), np.isfinite(one).all()) == ([0, 1, 2], True)
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", MIXERS)
 def test_sample_or_part_without_values_is_left_out(name):
@@ -77,14 +71,6 @@ def test_sample_or_part_without_values_is_left_out(name):
     rewards = mixed(name, [[1, 2], [NAN, NAN], [2, 4]])
     assert np.isnan(rewards).tolist() == [False, True, False]
     assert np.isnan(mixed(name, [[NAN, NAN]])).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "second"),
-    [("weights", 1, 6), ("uniform", 1, 3), ("l2", 1, 20**0.5)],
-)
-def test_missing_part_is_skipped(name, first, second):
-    np.testing.assert_allclose(mixed(name, [[1, NAN], [2, 4]]), [first, second])
 
 
 @pytest.mark.parametrize("name", GROUP_MIXERS)

@@ -3,7 +3,6 @@ from itertools import chain, repeat
 import pytest
 
 from leret.core.errors import RetrievalError
-from leret.core.types import digest
 from leret.extras.pubmed import PubMed, PubMedSettings
 from tests.extras.ncbi import ARTICLES, article, efetch, esearch, ncbi
 from tests.retrieval.serving import Reply, loopback
@@ -47,15 +46,6 @@ def test_records_with_markup_labels_and_gaps_are_read():
         ]
 
 
-@pytest.mark.parametrize("ids", [["31", "404"], ["404"]])
-def test_an_article_without_a_record_keeps_its_place(ids, caplog):
-    with loopback(ncbi({"q": ids})) as server:
-        ranking = pubmed(server.url).search(["q"], 9)[0]
-    assert [a.params["id"] for a in server.asked if "efetch" in a.path] == [",".join(ids), "404,1"]
-    assert ranking[len(ids) - 1][:2] == ("404", "")
-    assert "no record for 1 search results" in caplog.text
-
-
 def test_missing_records_are_requested_again():
     def site(cut_short):
         def answer(asked):
@@ -69,14 +59,6 @@ def test_missing_records_are_requested_again():
         assert all(p.title for p in pubmed(server.url).search(["q"], 9)[0])
     with loopback(site(repeat(True))) as server, pytest.raises(RetrievalError, match="too few records"):
         pubmed(server.url, retry_for_s=20).search(["q"], 9)
-
-
-def test_too_few_ids_are_an_error():
-    with loopback(esearch(["1", "2", "3"], count=500)) as server:
-        engine = pubmed(server.url, texts=False)
-        assert len(engine.search(["a"], 3)[0]) == 3
-        with pytest.raises(RetrievalError, match=r"sent 3 ids; 10 of 500 articles were requested"):
-            engine.search(["a"], 10)
 
 
 def test_dates_and_key_are_sent_and_a_key_raises_the_rate(monkeypatch, rates):
@@ -137,19 +119,6 @@ def test_a_400_is_an_empty_ranking_and_a_414_is_an_error():
         assert [len(rankings) for rankings in engine.search(["心" * 1_400, "x OR " * 200_000 + "y"], 1)] == [1, 1]
         with pytest.raises(RetrievalError, match="answered 414"):
             engine.search(["lung"], 1)
-
-
-def test_k_is_bounded():
-    for k in (0, 10_000):
-        with pytest.raises(RetrievalError, match="k from 1 to 9999"):
-            pubmed("http://127.0.0.1:9").search(["a"], k)
-
-
-def test_another_site_has_another_digest():
-    real = PubMed(PubMedSettings())
-    mirrors = [pubmed(url) for url in ("http://127.0.0.1:9", "http://127.0.0.1:9/", "http://127.0.0.1:8")]
-    assert real.digest == digest("pubmed", "relevance", None, None, True)  # as it was before the URL was part of it
-    assert len({real.digest, *(mirror.digest for mirror in mirrors)}) == 3
 
 
 def test_efetch_requests_have_200_records():

@@ -56,7 +56,6 @@ def test_a_column_and_a_field_of_an_answer_can_be_named(tmp_path):
     ("answers", "references", "says"),
     [
         ([{"text": "x"}] * 2, [{"text": "x"}] * 3, r"has 2 answers, but .*has 3 references; add ids to .*a\.jsonl"),
-        ([{"id": "a", "text": "x"}], [{"text": "x"}] * 2, r"add ids to .*r\.jsonl"),
         ([{"id": i, "text": "x"} for i in "ab"], [{"id": i, "text": "x"} for i in "bcd"],
          r"1 ids of .*a\.jsonl are not in .*r\.jsonl, for example 'a'"),
         ([{"id": "b", "text": "x"}], [{"id": i, "text": "x"} for i in "bcd"],
@@ -64,7 +63,6 @@ def test_a_column_and_a_field_of_an_answer_can_be_named(tmp_path):
         ([{"id": "a", "text": "x"}] * 2, [{"id": "a", "text": "x"}], r"a\.jsonl: id 'a' occurs more than once"),
         ([{"id": "a", "text": "x"}, {"text": "x"}], [{"text": "x"}] * 2, r"a\.jsonl: some records have an id"),
         ([{"text": 5}], [{"text": "x"}], r"a\.jsonl:1: the answer is 5"),
-        ([{"text": "x"}], [{"text": 1.5}], r"r\.jsonl:1: field 'text'"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_fit_are_refused_with_the_place(tmp_path, answers, references, says):
@@ -102,13 +100,6 @@ def test_bleu_and_rouge_equal_the_libraries_over_a_file(tmp_path):
     }, abs=1e-6)  # fmt: skip
 
 
-def test_a_measure_may_have_settings_and_another_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("leret.rewards.answers._embeddings", lambda model, texts: [[len(model), len(t)] for t in texts])
-    measures = ({"near": {"function": "similarity", "model": "m"}}, "em", {"similarity": {"model": "mm"}})
-    found = of(tmp_path, [{"text": "xx"}], [{"text": "xxx"}], *measures).measures
-    assert found == {"near": 1 + 6, "em": 0.0, "similarity": 4 + 6}
-
-
 def tables(path, rows):
     """Write rows in each format, and return the files."""
     names = list(rows[0])
@@ -121,9 +112,8 @@ def tables(path, rows):
     return [path.with_suffix(suffix) for suffix in (".csv", ".tsv", ".jsonl", ".json", ".parquet")]
 
 
-@pytest.mark.parametrize("blank", ["", "  "])
-def test_a_blank_answer_scores_zero_in_every_format(tmp_path, blank):
-    answers = tables(tmp_path / "p", [{"id": "1", "prediction": blank}, {"id": "2", "prediction": "paris"}])
+def test_a_blank_answer_scores_zero_in_every_format(tmp_path):
+    answers = tables(tmp_path / "p", [{"id": "1", "prediction": "  "}, {"id": "2", "prediction": "paris"}])
     references = tables(tmp_path / "r", [{"id": "1", "answer": "rome"}, {"id": "2", "answer": "paris"}])
     for path in answers:
         report = score(path, references[0], EvalRecipe(measures=("f1",), resamples=9))
@@ -136,13 +126,6 @@ def test_a_blank_reference_is_none_in_every_format(tmp_path):
     for path in references:
         report = score(answers[0], path, EvalRecipe(measures=("f1",), resamples=9))
         assert (report.measures["f1"], report.n_failed, report.n_without_reference) == (1.0, 0, 1), path
-
-
-def test_blank_lines_of_text_files_are_empty_answers_and_no_references(tmp_path):
-    (tmp_path / "p.txt").write_text("\nparis\noslo\n")
-    (tmp_path / "r.txt").write_text("rome\nparis\n\n")
-    report = score(tmp_path / "p.txt", tmp_path / "r.txt", EvalRecipe(measures=("f1",), resamples=9))
-    assert (report.measures["f1"], report.n_failed, report.n_without_reference) == (0.5, 0, 1)
 
 
 def test_a_null_answer_is_a_failure_and_not_an_empty_answer(tmp_path):
@@ -163,16 +146,3 @@ def test_two_files_of_texts_are_scored_by_the_command(tmp_path, capsys):
     assert (report["measures"], report["n_answers"]) == ({"f1": 0.25}, 2)
     assert main([*files, "--measures", "bluh"]) == 2
     assert "--measures: unknown measure 'bluh'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [(DataError("cut off").failed(), 1, "cut off"), (KeyboardInterrupt(), 130, "stopped; run the same command again")],
-)
-def test_failures_and_interrupts_have_their_own_exit_codes(monkeypatch, capsys, error, code, says):
-    def stop(*arguments):
-        raise error
-
-    monkeypatch.setattr("leret.extras.score.score", stop)
-    assert main(["a"]) == code
-    assert capsys.readouterr().err == f"error: {says}\n"

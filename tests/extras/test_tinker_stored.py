@@ -22,9 +22,7 @@ DPO = TinkerDPO(**PAIRS)
 STEPS = {
     "sft": SFT,
     "dpo": changed(DPO, beta=0.3, losses={"dpo": 1, "sft": 0.2}),
-    "ipo": TinkerIPO(**PAIRS),
     "token": TinkerIPO(**PAIRS, reduction="token", reward_margin=2),
-    "mixture": TinkerIPO(**PAIRS, losses={"ipo": 0.5, "dpo": 1}, reward_margin=2),
 }
 
 
@@ -49,12 +47,12 @@ def test_steps_equal_those_of_trl(tinker_run, base, stub, name):
     assert asked == (0 if name == "sft" else 2 * remote.examples)  # the reference, once per completion
 
 
-@pytest.mark.parametrize(("recipe", "examples"), [(SFT, 24), (DPO, 48)])
-def test_a_stopped_training_resumes(tinker_run, stub, recipe, examples):
+def test_a_stopped_training_resumes(tinker_run, stub):
+    recipe = changed(DPO, max_steps=3)
     with pytest.raises(ZeroDivisionError):
-        train(recipe, tinker_run, progress=Stopper(3, fail))
+        train(recipe, tinker_run, progress=Stopper(2, fail))
     resumed = train(recipe, tinker_run)
-    assert (resumed.resumed_from, resumed.steps, resumed.examples) == (2, 4, examples)
+    assert (resumed.resumed_from, resumed.steps, resumed.examples) == (1, 3, 48)
     straight = train(changed(recipe, name="straight"), tinker_run)
     assert log(resumed) == log(straight)
     assert all((weights(stub, resumed)[name] == one).all() for name, one in weights(stub, straight).items())
@@ -72,8 +70,3 @@ def test_a_run_of_another_policy_is_refused(run, stub):
 def test_a_key_without_effect_on_pairs_is_refused(keys, wrong):
     with pytest.raises(ValidationError, match=wrong):
         changed(DPO, **keys)
-
-
-def test_kto_has_no_such_engine():
-    with pytest.raises(ValidationError, match="engine tinker does not train kto"):
-        TrainingRecipe.model_validate({"algorithm": "kto", "engine": "tinker"})

@@ -18,7 +18,7 @@ from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
 from tests.extras.tinker_server import BASE, KEY
 from tests.training.rounds.conftest import run  # noqa: F401
-from tests.training.training_runs import ONLINE, Stopper, changed, fail, kill_run, log, record
+from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, record
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
@@ -79,8 +79,13 @@ def weights(stub, report):
     return [weight.tolist() for weight in model.network.parameters()]
 
 
-def test_a_killed_training_resumes_and_trains_the_sampled_tokens(tinker_run, stub):
-    kill_run(tinker_run, __name__, "GRPO", 3)
+def test_a_stopped_training_resumes_and_trains_the_sampled_tokens(tinker_run, stub):
+    with pytest.raises(ZeroDivisionError):
+        train(GRPO, tinker_run, progress=Stopper(3, fail))
+    saved, stub.saved = stub.saved, {}
+    with pytest.raises(TrainingError, match=r"checkpoint tinker://.*weights/checkpoint-2 .* cannot be loaded"):
+        train(GRPO, tinker_run)
+    stub.saved = saved
     resumed = train(GRPO, tinker_run)
     assert (resumed.resumed_from, resumed.steps) == (2, 4)
     drawn = {(*prompt, *ids): logps for prompt, ids, logps in stub.samples}
@@ -107,12 +112,7 @@ def test_the_best_step_is_kept_and_trained_further(tinker_run, stub):
     assert loaded[-1] == json.loads((report.path / "tinker.json").read_text())["weights"]
 
 
-def test_a_lost_checkpoint_and_what_the_server_cannot_train_are_said(tinker_run, stub):
-    with pytest.raises(ZeroDivisionError):
-        train(GRPO, tinker_run, progress=Stopper(3, fail))
-    stub.saved.clear()
-    with pytest.raises(TrainingError, match=r"checkpoint tinker://.*weights/checkpoint-2 .* cannot be loaded"):
-        train(GRPO, tinker_run)
+def test_what_the_server_cannot_train_is_said(tinker_run):
     with pytest.raises(TrainingError, match=r"temperature 0\.5"):
         train(changed(GRPO, name="cold", temperature=0.5), tinker_run)
     with pytest.raises(TrainingError, match="init_from: 'demo' was not"):

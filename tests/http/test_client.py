@@ -120,12 +120,6 @@ def test_the_wait_doubles_up_to_ten_seconds_and_ends_in_time():
     assert caught.value.exit_code == 1
 
 
-def test_a_slow_server_gets_a_second_attempt():
-    server = Echo(["stall"])
-    assert run([server], time=RealTime(), timeout_s=0.3, retry_for_s=0.3)
-    assert len(server.requests) == 2
-
-
 def test_outage_is_waited_for_once_by_all_requests():
     time = Time()
 
@@ -146,7 +140,7 @@ def test_three_unusable_answers_end_a_request():
 
 @pytest.mark.parametrize(
     "message",
-    ["Conversation roles must alternate user/assistant", "Jinja Exception: no system", "seed is not supported", "501"],
+    ["Conversation roles must alternate user/assistant", "501"],
 )
 def test_an_error_of_status_500_that_stays_is_not_retried(message):
     status = 501 if message == "501" else 500
@@ -154,40 +148,6 @@ def test_an_error_of_status_500_that_stays_is_not_retried(message):
     with pytest.raises(RejectedError, match=f"answered {status}: {message[:20]}"):
         run([server])
     assert len(server.requests) == 1
-
-
-def test_server_errors_beside_answers_end_a_request():
-    class Half(Echo):
-        async def route(self, request, body):
-            if request.path == "/bad":
-                return web.Response(status=500, text="Internal Server Error")
-            return await super().route(request, body)
-
-    async def work(client):
-        bad = asyncio.create_task(client.request(Call("POST", "/bad", json={}), got))
-        for _ in range(50):
-            await asked(client)
-        with pytest.raises(RetryableError, match=r"500.*gave up after \d attempts; check the server's log"):
-            await bad
-
-    time = Time()
-    run([Half()], work, time=time, retry_for_s=600.0)
-    assert time.clock() < 60
-
-
-@pytest.mark.parametrize(
-    ("fault", "advice"),
-    [
-        ("stall", "increase timeout_s or lower concurrency"),
-        (web.Response(status=429), "lower concurrency"),
-        (web.Response(text="<html>"), "check the server's log"),
-        (web.Response(status=502), "check that the server is up"),
-    ],
-    ids=["stall", "429", "malformed", "502"],
-)
-def test_the_advice_fits_the_failure(fault, advice):
-    with pytest.raises(RetryableError, match=f"gave up after 1 attempt; {advice}.*, then run again"):
-        run([Echo([fault] * 9)], retry_for_s=0.0, timeout_s=0.3)
 
 
 def test_requests_in_flight_and_their_rate_are_limited():
@@ -287,10 +247,10 @@ def test_a_server_that_is_slow_under_load_gets_fewer_requests(caplog):
     server, meter = Shared(), UsageMeter()
 
     async def work(client):
-        return await asyncio.gather(*[asked(client) for _ in range(24)])
+        return await asyncio.gather(*[asked(client) for _ in range(12)])
 
-    assert len(run([server], work, time=RealTime(), meter=meter, concurrency=16, timeout_s=1.0)) == 24
-    n_repeated = len(server.requests) - 24
-    assert 1 <= n_repeated <= 40, "16 in flight take 1.6 s, and the server goes on with those that were dropped"
+    assert len(run([server], work, time=RealTime(), meter=meter, concurrency=8, timeout_s=0.5)) == 12
+    n_repeated = len(server.requests) - 12
+    assert 1 <= n_repeated <= 20, "8 in flight take 0.8 s, and the server goes on with those that were dropped"
     notes = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert ["needs more than policy.timeout_s (1 s)" in note for note in notes] == [True]
+    assert ["needs more than policy.timeout_s (0.5 s)" in note for note in notes] == [True]

@@ -53,13 +53,6 @@ def test_requests_of_one_outage_count_as_one_failure(pool, clock):
     assert pool.all[0].n_failures == 1
 
 
-def test_first_server_after_its_pause_is_next(pool, clock):
-    for endpoint in pool.all:
-        pool.failed(endpoint, clock.now, "server", None)
-        clock.now += 0.1
-    assert pool.take() is pool.all[0]
-
-
 @pytest.mark.parametrize("kind", ["rate_limit", "incomplete"])
 def test_the_server_is_not_blamed_for(kind, pool, clock):
     pool.failed(pool.all[0], clock.now, kind, None)

@@ -44,12 +44,6 @@ def test_account_is_written_after_a_failure(run):
     assert [(event["event"], event["calls"]) for event in run.events()] == [("accounts", 3)]
 
 
-def test_facts_for_the_progress_line(run):
-    facts = {}
-    spend(run, METERED, lambda events: facts.update(events.facts()))
-    assert facts == {"calls": 3, "tokens": "2,000+60", "retries": 2, "cost": 0.00206, "p90": "0.5 s"}
-
-
 def test_percentiles_are_right_to_five_percent():
     rng, meter = random.Random(0), UsageMeter()
     values = [rng.lognormvariate(-2, 1) for _ in range(2000)]

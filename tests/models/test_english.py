@@ -1,12 +1,7 @@
-from itertools import islice
-
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.datasets.corpus import Corpus
-from leret.datasets.world.generate import generate as world
 from leret.policies.checkpoints import policy_directory
-from leret.retrieval.engines.bm25 import BM25
 from models import english
 from models.pretrain.examples import prompt_ids
 from models.pretrain.stage import generate
@@ -40,12 +35,3 @@ def test_the_shipped_policy_writes_a_line_of_the_list():
     greedy, samples = (generate(model.float().eval(), [prompt], n)[0] for n in (0, 8))
     assert greedy == [lines[0]]
     assert sum(ids in lines for ids in samples) > 4
-
-
-def test_targets_are_lines_of_their_prompt_and_early_ones_are_frequent():
-    documents, tasks = world(0, 20, 0, 0)
-    stream = english.examples([task.text for task in tasks], BM25.build(Corpus(documents)), 0)
-    made = list(islice(stream, 60))
-    lines = [one.messages[-1]["content"].split("names:\n")[1].split("\n") for one in made]
-    ranks = [some.index(target) for one, some in zip(made, lines, strict=True) for target in one.targets]
-    assert ranks.count(0) > ranks.count(1) > 0

@@ -24,12 +24,6 @@ def test_a_policy_that_is_not_built_names_the_command(tmp_path, monkeypatch):
             find("smollm2")
 
 
-def test_a_finished_policy_is_not_built_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.smollm2.install", lambda folder: pytest.fail("it was installed again"))
-    (tmp_path / "config.json").write_text("{}")
-    command.main(["smollm2", "--out", str(tmp_path)])
-
-
 def test_the_real_model_answers_in_its_chat_format(smollm2):
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     model = AutoModelForCausalLM.from_pretrained(smollm2)

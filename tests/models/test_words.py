@@ -1,6 +1,5 @@
 from functools import cache
 
-import pytest
 import torch
 
 from leret.core.types import Passage
@@ -37,17 +36,6 @@ def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_to
     answered = [*messages, {"role": "assistant", "content": "ada keller city"}]
     whole = ids(str(tokenizer().apply_chat_template(answered, tokenize=False)))
     assert whole == [*prompt_ids(tokenizer(), messages), *ids("ada keller city"), tokenizer().eos_token_id]
-
-
-@pytest.mark.parametrize("query", ["ada keller city born", "the golden harbor ( film ) 1950", "zenith works company"])
-def test_a_completion_survives_decoding_and_encoding(query):
-    assert ids(str(tokenizer().decode(ids(query), skip_special_tokens=True))) == ids(query)
-
-
-def test_foreign_words_become_the_unknown_token_which_is_never_written():
-    assert ids("Ada zyzzyva") == [ids("ada")[0], tokenizer().unk_token_id]
-    suppressed = model().generation_config.suppress_tokens
-    assert [token in suppressed for token in (tokenizer().unk_token_id, tokenizer().eos_token_id)] == [True, False]
 
 
 def test_a_fresh_model_says_what_followed_a_word_before():

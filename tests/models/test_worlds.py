@@ -2,10 +2,9 @@ import random
 from dataclasses import replace
 from itertools import islice
 
-from models.pretrain.examples import call_messages, encoded
 from models.pretrain.loop import Row
 from models.words import NAME_CLASSES
-from models.worlds import StreamSettings, _Names, drafts, rows
+from models.worlds import StreamSettings, _Names, rows
 from tests.models.test_words import tokenizer
 
 SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), constant_after=20)
@@ -21,19 +20,6 @@ def test_the_stream_is_fixed_and_its_rows_have_no_unknown_word_and_targets_that_
         assert row.targets
         assert all(target[-1] == end and len(target) > 1 for target in row.targets)
         assert len(row) < 1024
-
-
-def test_prompts_are_what_the_compact_adapter_sends():
-    draft = drafts(7, SMALL)[0]
-    demos = [{"question": "Which film is older?", "query": "film older"}]
-    shown = "\n".join(" ".join(f"{p.title} | {p.text}".split()[:40]) for p in draft.passages)
-    text = (
-        "<|user|>question: Which film is older?<|end|><|assistant|>film older<|end|>"
-        f"<|user|>question: {draft.question}\ncontext:\n{shown}<|end|><|assistant|>"
-    )
-    row = encoded(tokenizer(), call_messages(draft.question, draft.passages, demos), ["ada keller"])
-    assert row.prompt == tuple(tokenizer()(text)["input_ids"])
-    assert row.targets == (tuple(tokenizer()("ada keller<|end|>")["input_ids"]),)
 
 
 def test_a_name_part_is_exchanged_for_the_same_one_of_its_class_everywhere():

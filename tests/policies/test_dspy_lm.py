@@ -59,15 +59,6 @@ def test_draws_differ_unless_seed_or_rollout_id_is_set(lm, policy):
     assert lm("the city", temperature=0.0) == lm("the city", temperature=0.0)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_draws_do_not_depend_on_the_order_of_calls(temperature):
-    def completions(prompts):
-        lm = policy_lm(FakePolicy(), temperature=temperature)
-        return sorted(f"{prompt} {lm(prompt)}" for prompt in prompts)
-
-    assert completions("abac") == completions("caba")
-
-
 @pytest.mark.filterwarnings("ignore:Passing OpenAI-style message")
 def test_settings_and_roles_reach_the_policy():
     served = Served()

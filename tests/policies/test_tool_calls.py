@@ -85,11 +85,6 @@ def test_a_template_that_rewrites_turns_is_refused_by_name(tokenizer, template, 
         encoded(tokenizer, template, **how)
 
 
-def test_a_template_without_tools_still_takes_text(tokenizer):
-    tokenizer.chat_template = (files("trl") / "chat_templates/qwen3.jinja").read_text()
-    assert PromptEncoder(tokenizer, None, "qwen3").encode(ASKED).token_ids
-
-
 RESPONSE = {
     "start_anchor": "<|assistant|>",
     "fields": {

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import lru_cache
-from typing import Literal
 
 import dspy
 from pydantic import BaseModel, Field
@@ -136,31 +135,11 @@ def planned(name, kind):
     return lambda self: dspy.Predict(dspy.Signature(f"question -> {name}").with_updated_fields(name, type_=kind))
 
 
-@shape(plan=planned("plan", Step))
-def pydantic_with_constraints(self, question):
-    return end(self.search(self.plan(question=question).plan.query))
-
-
 @shape(plan=planned("plan", Plan), refine=lambda self: dspy.Predict("question, done: list[str] -> query"))
 def nested_models_fed_back(self, question):
     steps = self.plan(question=question).plan.steps
     found = self.search(steps[0].query)
     return end(self.search(self.refine(question=question, done=[step.query for step in steps]).query, found))
-
-
-@shape(route=planned("route", Literal["first", "second"]))
-def literal_routing(self, question):
-    if self.route(question=question).route == "first":
-        return end(self.search(self.write(question=question, context=[]).query))
-    return end(self.search(question))
-
-
-@shape(rank=lambda self: dspy.Predict("question, passages: list[str] -> order: list[int]"))
-def lm_reranker(self, question):
-    passages = self.search(self.write(question=question, context=[]).query).passages
-    order = [i for i in self.rank(question=question, passages=passages).order if i < len(passages)]
-    context = [passages[i] for i in order]
-    return dspy.Prediction(found=context, answer=self.answer(question=question, context=context).answer)
 
 
 @shape(write=lambda self: dspy.Predict("question, history: dspy.History -> query"))
@@ -173,18 +152,6 @@ def history_grown_inside(self, question):
     return end(found)
 
 
-@shape()
-def three_queries_then_one_search(self, question):
-    queries = [self.write(question=question, context=[str(i)]).query for i in range(3)]
-    return end(self.search(queries))
-
-
-@shape(chain=lambda self: dspy.ChainOfThought("question -> query"))
-def majority_over_chains(self, question):
-    queries = [self.chain(question=question, config={"temperature": 0.5, "rollout_id": i}).query for i in range(3)]
-    return end(self.search(max(sorted(set(queries)), key=queries.count)))
-
-
 @shape(
     compare=lambda self: dspy.MultiChainComparison("question -> query", M=2),
     chain=lambda self: dspy.ChainOfThought("question -> query"),
@@ -192,45 +159,6 @@ def majority_over_chains(self, question):
 def multi_chain_comparison(self, question):
     chains = [self.chain(question=question, config={"rollout_id": i, "temperature": 1.0}) for i in range(2)]
     return end(self.search(self.compare(chains, question=question).query))
-
-
-@shape()
-def demos_given_per_call(self, question):
-    demos = [dspy.Example(question="who", context=["a"], query="b").with_inputs("question", "context")]
-    return end(self.search(self.write(question=question, context=[], demos=demos).query))
-
-
-@shape(write=lambda self: dspy.Predict(dspy.Signature(QUERY).with_instructions("Write two words.")))
-def other_instructions(self, question):
-    return end(self.search(self.write(question=question, context=[]).query))
-
-
-@shape()
-def fusion_of_two_rankings(self, question):
-    lists = [self.search(query).doc_ids for query in (self.write(question=question, context=[]).query, question)]
-    scores = {doc: sum(1 / (60 + one.index(doc)) for one in lists if doc in one) for one in lists for doc in one}
-    return dspy.Prediction(found=sorted(scores, key=scores.get, reverse=True))
-
-
-@shape()
-def early_return(self, question):
-    found = self.search(self.write(question=question, context=[]).query)
-    if "Alpha" in found.titles:
-        return end(found)
-    return end(self.search(self.write(question=question, context=found.passages).query, found))
-
-
-@shape()
-def rows_changed_in_place(self, question):
-    passages = self.search(self.write(question=question, context=[]).query).passages
-    passages.reverse()
-    passages.append("one more")
-    return dspy.Prediction(found=passages, answer=self.answer(question=question, context=passages).answer)
-
-
-@shape(inner=lambda self: Nested())
-def modules_three_deep(self, question):
-    return self.inner(question=question)
 
 
 class Innermost(dspy.Module):
@@ -252,31 +180,10 @@ class Nested(dspy.Module):
 
 
 @shape()
-def optional_argument_and_kwargs(self, question, limit=2, **more):
-    found = Found()
-    for _ in range(limit):
-        found = self.search(self.write(question=question, context=found.passages, **more).query, found)
-    return end(found)
-
-
-@shape(plan=lambda self: dspy.Predict("question -> kind: Literal['one', 'two'], part: dict[str, str], share: float"))
-def typed_outputs(self, question):
-    plan = self.plan(question=question)
-    queries = [plan.part["query"], str(plan.share)]
-    return end(self.search(queries[: 1 + (plan.kind == "two")]))
-
-
-@shape()
 def signature_per_call(self, question):
     signature = self.write.signature.with_instructions(f"Write two words on {question}.")
     found = self.search(self.write(question=question, context=[], signature=signature).query)
     return end(self.search(self.write(question=question, context=found.passages).query, found))
-
-
-@shape()
-def recursion(self, question, depth=0, found=Found()):  # noqa: B008
-    found = self.search(self.write(question=question, context=found.passages).query, found)
-    return end(found) if depth else self(question=question, depth=1, found=found)
 
 
 @shape("no predictor to train.*attribute", grid=lambda self: {"a": [dspy.Predict(QUERY)]}, write=None, answer=None)
@@ -290,28 +197,12 @@ def look_up(query: str) -> list[dict]:
     return [{"doc_id": p.doc_id, "text": p.text} for p in FakeRetriever().search([query], 2)[0]]
 
 
-def clock(query: str) -> str:
-    """Tell the time, which no one needs."""
-    return "noon"
-
-
-class Shelf:
-    def browse(self, query: str) -> list[dict]:
-        """Rows of a shelf."""
-        return look_up(query)
-
-
 def agent(kind=dspy.ReAct, *tools):
     return lambda self: kind("question -> answer", tools=list(tools or (look_up,)), max_iters=3)
 
 
 @shape(agent=agent())
 def react(self, question):
-    return self.agent(question=question)
-
-
-@shape(agent=agent(dspy.ReAct, look_up, dspy.Tool(Shelf().browse), clock))
-def react_with_three_tools(self, question):
     return self.agent(question=question)
 
 
@@ -334,19 +225,8 @@ async def look_up_later(query: str) -> list[dict]:
     return look_up.__wrapped__(query) if hasattr(look_up, "__wrapped__") else look_up(query)
 
 
-@shape()
-async def async_tool(self, question):
-    rows = await look_up_later((await self.write.acall(question=question, context=[])).query)
-    return dspy.Prediction(found=[row["doc_id"] for row in rows])
-
-
 def best(kind, module, n, reward):
     return lambda self: kind(module=module(), N=n, reward_fn=reward, threshold=1.0)
-
-
-@shape(best=best(dspy.BestOfN, Innermost, 2, lambda inputs, found: 0.5), write=None)
-def best_of_n(self, question):
-    return end(self.best(question=question, found=Found()))
 
 
 @shape(best=best(dspy.Refine, Innermost, 2, lambda inputs, found: 0.5), write=None)
@@ -362,25 +242,6 @@ def best_of_n_by_what_is_found(self, question):
 @shape(agent=lambda self: dspy.ReAct("question -> answer", tools=[look_up_later], max_iters=2))
 async def async_agent(self, question):
     return await self.agent.acall(question=question)
-
-
-@shape()
-async def gather(self, question):
-    async def part(i):
-        return self.search((await self.write.acall(question=f"{question} {i}", context=[])).query)
-
-    parts = await asyncio.gather(*map(part, range(2)))
-    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
-
-
-@shape()
-def parallel(self, question):
-    def part(text):
-        return self.search(self.write(question=text, context=[]).query)
-
-    pairs = [(part, dspy.Example(text=f"{question} {i}").with_inputs("text")) for i in range(2)]
-    parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
-    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
 
 
 @shape(inner=lambda self: Innermost(), write=None)
@@ -421,15 +282,6 @@ def threads_that_ask_an_lm(self, question):
         return end(self.search([one.result().query for one in call]))
 
 
-@shape("in its own thread.*dspy.Parallel")
-def threads_that_search_alone(self, question):
-    query = self.write(question=question, context=[]).query
-    with ThreadPoolExecutor(2) as pool:
-        [first, second] = [pool.submit(self.search, text) for text in (query, question)]
-    found = first.result()
-    return end(self.search(self.write(question=question, context=second.result().passages).query, found))
-
-
 @shape(strong=lambda self: STRONG, note="question -> note")
 def lm_given_per_call(self, question):
     note = self.note(question=question, lm=self.strong).note
@@ -456,12 +308,6 @@ def lm_set_in_forward(self, question):
 def reads_the_history_of_its_lm(self, question):
     query = self.write(question=question, context=[]).query
     return end(self.search(f"{query} {len(self.write.lm.history)}"))
-
-
-@shape()
-def context_with_a_copy_of_the_lm(self, question):
-    with dspy.context(lm=self.write.lm.copy(temperature=0.1)):
-        return end(self.search(self.write(question=question, context=[]).query))
 
 
 @shape()
@@ -497,16 +343,6 @@ def catches_and_falls_back(self, question):
         assert len(query) > 5
     except Exception:
         query = question
-    return end(self.search(query))
-
-
-@shape(retry=lambda self: dspy.Predict("question, feedback -> query"))
-def retries_by_hand(self, question):
-    query = self.write(question=question, context=[]).query
-    for _ in range(2):
-        if "alpha" in query:
-            break
-        query = self.retry(question=question, feedback=f"{query!r} lacks alpha").query
     return end(self.search(query))
 
 
@@ -547,22 +383,6 @@ def state_on_itself(self, question):
     return end(self.search(self.write(question=f"{question} {self.n}", context=[]).query))
 
 
-@shape("is not deterministic.*in another")
-def memo_on_itself(self, question):
-    memo = self.__dict__.setdefault("memo", {})
-    if question not in memo:
-        memo[question] = self.write(question=question, context=[]).query
-    return end(self.search(self.write(question=question, context=[memo[question]]).query))
-
-
-@shape("is not deterministic.*caches")
-def searches_kept_on_itself(self, question):
-    memo, query = self.__dict__.setdefault("memo", {}), self.write(question=question, context=[]).query
-    if query not in memo:
-        memo[query] = self.search(query)
-    return end(self.search(self.write(question=question, context=memo[query].passages).query, memo[query]))
-
-
 @shape("the same in every run.*do not set attributes in forward")
 def signature_that_grows_on_itself(self, question):
     found = self.search(self.write(question=question, context=[]).query)
@@ -578,8 +398,3 @@ def cached(query: str) -> tuple:
 @shape("is not deterministic.*wrap searches with leret.search_tool")
 def lru_cache_round_a_search(self, question):
     return dspy.Prediction(found=list(cached(self.write(question=question, context=[]).query)))
-
-
-@shape("is not deterministic")
-def randomness(self, question):
-    return end(self.search(self.write(question=f"{question} {random.random()}", context=[]).query))

@@ -97,6 +97,7 @@ ADAPTERS = [
     dspy.XMLAdapter(), dspy.JSONAdapter(use_native_function_calling=False), PlainJSONAdapter(), Renaming(),
     dspy.ChatAdapter(use_native_function_calling=True), PlainJSONAdapter(use_native_function_calling=True),
     CompactAdapter(items=3, instructions=True), Styled("ornate"),
+    make_adapter(AdapterSettings(kind="json", prefill=True)),
 ]  # fmt: skip
 
 

@@ -1,5 +1,3 @@
-from enum import Enum
-
 import dspy
 import pytest
 from pydantic import BaseModel
@@ -8,7 +6,6 @@ from leret.config.sampling import AdapterSettings
 from leret.core.errors import ReplayError
 from leret.core.runs import Run
 from leret.programs.adapters import make_adapter
-from leret.programs.checks import made_up, message_difference
 from leret.programs.load import load_program
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.sampling.stage import sample
@@ -93,35 +90,8 @@ def test_a_call_out_of_reach_is_refused(walk):
         walk(here, pure=away)
 
 
-def test_a_difference_of_roles_or_numbers_is_told():
-    one, two = [({"role": role, "content": "a"},) for role in ("user", "system")]
-    assert message_difference(one + two, one) == "  2 messages (leret) vs. 1 (program)"
-    assert "role user (leret) vs. system (program)" in message_difference(one, two)
-
-
-class Colour(Enum):
-    RED = "red"
-
-
-class Fact(BaseModel):
-    query: str
-    weights: dict[str, float]
-    note: str = "none"
-
-
 class Tree(BaseModel):
     branches: list["Tree"]
-
-
-def test_outputs_of_most_types_are_made_up_and_others_are_not():
-    many = dspy.Signature(
-        "question -> text, texts: list[str], n: int, yes: bool, maybe: str | None, pair: tuple[str, int], "
-        "counts: dict[str, list[int]], colour: Colour | None, fact: Fact",
-        custom_types={"Colour": Colour, "Fact": Fact},
-    )
-    assert made_up(many, "x")["fact"] == Fact(query="x", weights={"x": 1.0})
-    for special in (dspy.Image, Tree):
-        assert made_up(dspy.Signature("question -> found").with_updated_fields("found", type_=special), "x") is None
 
 
 OWN = """

@@ -9,7 +9,7 @@ from leret.core.errors import LeretError
 from leret.programs.adapters import CompactAdapter
 from leret.retrieval.base import CallableRetriever
 from leret.sampling.store.store import Store
-from tests.optimize.fakes import TRAIN, VAL, Answering, Words, Writer, fake_lm, fake_training, leret_of, student_of
+from tests.optimize.fakes import TRAIN, Answering, Words, Writer, fake_lm, fake_training, leret_of, student_of
 from tests.sampling.fakes import FakeRetriever
 
 STRONG = []
@@ -136,10 +136,3 @@ class Tools(Writer):
 def test_an_agent_that_calls_no_tool_is_told_so(tmp_path):
     with pytest.raises(LeretError, match=r"called no search tool .*tools: look_up.*the LM never calls"):
         leret_of(tmp_path, credit="step").compile(student_of(Tools), trainset=TRAIN)
-
-
-def test_calls_on_the_valset_count(world, tmp_path):
-    student = student_of(lambda: Noting("attribute"))
-    best = leret_of(tmp_path, algorithms=["sft"]).compile(student, trainset=TRAIN, valset=VAL)
-    scored = next(entry for entry in best.trial_logs if entry["stage"] == "student")
-    assert scored["lm_calls"] == 2 * len(VAL)

@@ -5,7 +5,7 @@ from leret.core.dspy_internals import EngineLM, text_response
 from leret.core.types import Passage
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
-from leret.programs.mentions import QUESTION, mentions, names
+from leret.programs.mentions import QUESTION, mentions
 from leret.programs.search import Found
 from pipelines import expand
 from tests.programs.test_pick import Placed
@@ -49,19 +49,6 @@ def test_numbers_say_where_a_name_stands_and_what_it_is():
     assert (found["Dutch"]["adjective"], found["Dutch"]["own_read"], found["Dutch"]["own_place"]) == (1.0, 0.0, 0.0)
     assert (found["Anna"]["adjective"], found["Anna"]["own_read"], found["Anna"]["own_place"]) == (0.0, 1.0, 1 / 3)
     assert (found["French"]["titled"], found["Anna Vos"]["titled"]) == (0.0, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Are Lisa Raymond and Liezel Huber both players?", ["Lisa Raymond", "Liezel Huber"]),
-        ('Who sang "Life with Derek" in Rome?', ["Life with Derek", "Rome"]),
-        ("Was it in August 1990 or at Johns Hopkins University's gate?", ["Johns Hopkins University"]),
-        ("nobody here has one", []),
-    ],
-)
-def test_names_are_runs_of_capitals_and_quotes(text, expected):
-    assert names(text) == expected
 
 
 @pytest.mark.parametrize("name", ["Expand", "ExpandWrite"])

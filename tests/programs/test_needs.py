@@ -1,9 +1,8 @@
-import dspy
 import pytest
 
 from leret.core.types import Passage
 from leret.programs import needs
-from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, PredictorCall, Step, difference, place
+from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, PredictorCall, difference, place
 from leret.programs.search import SearchCall
 
 A, B = (SearchCall(1, ("q",), ((Passage(name, "", "", 1.0),),)) for name in "ab")
@@ -27,19 +26,6 @@ def test_what_differs_is_told_with_both_values(one, other, told):
     assert place(one) == place(one)
     assert place(one) != place(other)
     assert told in difference(one, other)
-
-
-def test_predictions_and_inputs_are_compared_by_their_fields_and_an_object_by_its_name():
-    assert place(Finished(dspy.Prediction(a=print), ())) == place(Finished({"a": print}, ()))
-    call = PredictorCall("write", {"x": (1, 2)})
-    assert call.asks_as(PredictorCall("write", {"x": [1, 2]}))
-    assert not call.asks_as(PredictorCall("write", {"x": (1, 2)}, wording="other"))
-
-
-def test_a_step_that_is_not_asked_for_is_told_with_what_is_asked_instead():
-    step = Step(PredictorCall("write", {"x": "1"}), [{"query": "q"}])
-    assert needs.asked_instead(step, [need(x="2")]) == 'write.x was "1" in one run, and "2" in another'
-    assert "not called in another" in needs.asked_instead(step, [NeedsSearch("q")])
 
 
 def test_of_branches_side_by_side_a_search_goes_first():

@@ -76,11 +76,6 @@ def test_what_is_picked_counts_as_retrieved_where_the_pick_says_so():
     assert not replayed(Picks(), "2", "0").searches
 
 
-def test_nothing_is_asked_where_nothing_is_left():
-    assert replayed(Picks(chunks=["one"], stop=True), "0").prediction.picked == ["one"]
-    assert replayed(Picks(chunks=[])).prediction.picked == []
-
-
 @pytest.mark.parametrize("program", [Mixed, Parallel, Picks])
 def test_programs_that_pick_come_to_the_same_place_and_send_what_dspy_sends(program, walk):
     needs, end = walk(program(), check=True, pure=program())
@@ -98,16 +93,6 @@ def test_a_pick_of_another_list_at_every_run_is_refused(walk):
 
     with pytest.raises(ReplayError, match="not deterministic"):
         walk(Drawing(), check=True)
-
-
-def test_candidates_are_read_once_a_path():
-    replay, results = Replay(Picks()), {}
-    task = Task.question("q", "?")
-    first, second = (replay.run(task, [], results).call.candidates for _ in range(2))
-    assert first is second
-    replay.program.chunks.append("another")
-    assert len(replay.run(task, [], results).choice.candidates) == 4
-    replay.program.chunks.pop()
 
 
 def test_candidates_are_texts_dicts_passages_or_candidates():

@@ -6,7 +6,7 @@ import pytest
 from leret.config.sampling import AdapterSettings
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.errors import ConfigError
-from leret.programs.adapters import adapter_record, load_adapter, make_adapter
+from leret.programs.adapters import make_adapter
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 
@@ -58,13 +58,6 @@ def test_a_completion_is_the_text_after_the_beginning(kind):
     answer = "".join(row["content"] for row in rows[-2:])
     assert answer == adapter.format_assistant_message_content(WriteQuery, {"query": "Oslo"})
     assert answer.endswith(f"Oslo{ENDS[kind]}")
-
-
-@pytest.mark.parametrize("kind", BEGINNINGS)
-def test_a_saved_prefilled_adapter_is_restored(kind):
-    adapter = prefilled(kind)
-    restored = load_adapter(adapter_record(adapter))
-    assert (type(restored), vars(restored)) == (type(adapter), vars(adapter))
 
 
 @pytest.mark.parametrize("kind", BEGINNINGS)

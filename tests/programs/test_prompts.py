@@ -60,9 +60,7 @@ def test_a_prompt_is_read_back_and_its_digest_ignores_the_name(tmp_path):
     assert Prompt("1", {"p": [STEP]}).digest == Prompt("2", {"p": [STEP]}).digest != ZERO_SHOT.digest
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"name": "1"}', '{"name": "1", "demos": [{}]}', '{"name": "1", "demos": {"p": {}}}']
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"name": "1", "demos": {"p": {}}}'])
 def test_what_is_not_a_prompt_is_refused(tmp_path, text):
     (tmp_path / "1.json").write_text(text)
     with pytest.raises(RunError, match=r"not a prompt.* the format is .*\"demos\": \{PREDICTOR"):
@@ -140,12 +138,10 @@ CALLS, BOTH = (f"question, tools: list[dspy.Tool] -> {name}calls: dspy.ToolCalls
     [
         (CALLS, False, [("look_up", '{"query": "a"}')], None),
         (CALLS, False, [], "no valid call of look_up"),
-        (CALLS, False, [("look_up", "{")], "no valid call of look_up"),
         (BOTH, False, [], None),
         (BOTH, True, [], "no valid call of look_up"),
         (BOTH, True, [("stop", "{}")], "no valid call of look_up"),
         (BOTH, True, [("look_up", '{"query": 1}')], "arguments of look_up are invalid: 1 is not of type 'string'"),
-        (BOTH, True, [("look_up", "{}")], "'query' is a required property"),
     ],
 )
 def test_a_required_tool_call_that_is_missing_is_unparsed(signature, forced, calls, fault):

@@ -1,4 +1,3 @@
-import asyncio
 import logging
 import sys
 from contextlib import suppress
@@ -160,53 +159,6 @@ def test_a_recorded_completion_that_does_not_parse_is_raised_where_it_stood():
         ends.append(replay.run(task, [step], {}))
     assert [end.unparsed for end in ends] == [False, True]
     assert ends[0].prediction.query == "AdapterParseError"
-
-
-async def later(self, question):
-    await asyncio.sleep(0)
-    return self.search((await self.ask.acall(question=question)).query)
-
-
-class AsyncOnly(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.ask, self.search = dspy.Predict("question -> query"), Search(k=1)
-
-    aforward = later
-
-
-class Bridging(AsyncOnly):
-    def forward(self, question):
-        return asyncio.run(self.aforward(question))
-
-
-def hidden():
-    return variant(lambda self, question: asyncio.run(later(self, question)))
-
-
-@pytest.mark.parametrize("kind", [AsyncOnly, Bridging, hidden])
-@pytest.mark.filterwarnings("ignore:coroutine.*was never awaited")
-def test_async_programs_are_replayed_also_on_a_running_loop(kind):
-    async def on_a_loop():
-        return run(Replay(kind()), "q", ["a"], known)
-
-    assert [p.doc_id for p in asyncio.run(on_a_loop()).ranking] == ["d1"]
-
-
-def test_lms_and_adapters_set_inside_and_direct_calls_are_seen():
-    def forward(self, question):
-        with dspy.context(adapter=dspy.XMLAdapter(), lm=dspy.LM("openai/none")):
-            inside = self.ask(question=question).query
-        return dspy.Prediction(query=inside + dspy.settings.lm(f"Rephrase {question}")[0])
-
-    replay, task = Replay(variant(forward)), Task.question("q", "?")
-    formatter = Formatter(replay)
-    first = replay.run(task, [], {})
-    assert "<question>" in formatter.messages(first)[-1]["content"]
-    path = [formatter.step(first, "<query>in</query>")]
-    second = replay.run(task, path, {})
-    assert (second.predictor, formatter.messages(second)[-1]["content"]) == ("(direct)", "Rephrase ?")
-    assert replay.run(task, [*path, formatter.step(second, "side")], {}).prediction.query == "inside"
 
 
 class Stopping(dspy.Module):

@@ -82,14 +82,14 @@ def test_a_query_without_a_letter_or_digit_has_an_empty_ranking(engine):
     assert engine.search([], 3) == []
 
 
-@pytest.mark.parametrize("query", ODD, ids=lambda query: ascii(query[:20]))
-def test_any_text_is_a_query_and_never_syntax(kind, engine, query):
-    before, ranking, after = engine.search(["cat dog", query, "cat dog"], 4)
+def test_any_text_is_a_query_and_never_syntax(kind, engine):
+    before, *rankings, after = engine.search(["cat dog", *ODD, "cat dog"], 4)
     assert before == after
-    assert len({passage.doc_id for passage in ranking}) == len(ranking) <= 4
-    if kind in LEXICAL and "cat" in query.replace("/cat.*/", "") and len(query) < 100:
-        # a minus, a NOT or a field name does not shut the document out
-        assert "cat" in [passage.doc_id for passage in ranking]
+    for query, ranking in zip(ODD, rankings, strict=True):
+        assert len({passage.doc_id for passage in ranking}) == len(ranking) <= 4, query[:20]
+        if kind in LEXICAL and "cat" in query.replace("/cat.*/", "") and len(query) < 100:
+            # a minus, a NOT or a field name does not shut the document out
+            assert "cat" in [passage.doc_id for passage in ranking], query[:20]
 
 
 def test_k_is_at_least_one_and_may_exceed_the_corpus(kind, engine):
@@ -140,10 +140,7 @@ def test_a_changed_file_is_detected(kind, copy):
     ("change", "match"),
     [
         ({"documents": 3}, r"lists 3 documents, .* 65|not match the indexes"),
-        ({"documents": "65"}, "documents: input should be a valid integer"),
         ({"corpus": "0" * 32}, r"digest|not match the indexes"),
-        ({"digest": "0" * 32}, r"digest|not match the indexes"),
-        ({"settings": {}}, r"settings|not match the indexes"),
         ({"settings": ...}, r"settings|not match the indexes"),  # one more
     ],
     ids=str,
@@ -186,7 +183,7 @@ load.load_retriever(settings(kind, Path(folder), index=directory), ANIMALS, Path
 """
 
 
-@pytest.mark.parametrize("kind", ["bm25", "tantivy", "dense", pytest.param("chroma", marks=pytest.mark.slow), "hybrid"])
+@pytest.mark.parametrize("kind", ["bm25", pytest.param("dense", marks=pytest.mark.slow), "hybrid"])
 def test_a_killed_build_is_detected_and_finished(kind, folder, tmp_path):
     directory = tmp_path / "index"
     wanted = settings(kind, folder, index=str(directory))  # skips where a package is absent

@@ -18,7 +18,7 @@ def texts(rng, n, least):
     return [" ".join(rng.choices(WORDS, k=rng.randint(least, 9))) for _ in range(n)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_bleu_equals_sacrebleu_on_a_corpus(seed):
     rng = random.Random(seed)
     n = rng.randint(1, 8)  # empty answers, and corpora without 4-grams or without matches

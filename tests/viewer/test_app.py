@@ -1,5 +1,4 @@
 import asyncio
-import time
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -7,7 +6,6 @@ from yarl import URL
 
 from leret.sampling.store.store import Store
 from leret.viewer import app
-from leret.viewer.index import RunIndex
 from leret.viewer.pages import server_url
 from tests.viewer.conftest import ORIGIN, sample, state
 
@@ -45,20 +43,6 @@ def test_pages_are_served_with_a_policy_that_allows_no_other_source(shared, tmp_
     assert "query a" in visit(shared[0], tmp_path, work, monkeypatch)
 
 
-def test_an_index_is_closed_after_its_threads_have_ended(shared, tmp_path, monkeypatch):
-    begun, ended = [], []
-
-    def advance(index):
-        begun.append(1)
-        time.sleep(0.2)
-        ended.append(index.one("SELECT 1"))
-
-    monkeypatch.setattr(RunIndex, "advance", advance)
-    visit(shared[0], tmp_path, statuses(("GET", "/prompts")), monkeypatch)
-    assert len(begun) > 1
-    assert begun == ended
-
-
 def test_only_get_and_named_hosts_are_answered(shared, tmp_path, monkeypatch):
     requests = (
         ("POST", "/"), ("GET", "/", {"Host": "evil.example"}), ("GET", "/", {"Host": "localhost:1"}),
@@ -81,7 +65,7 @@ def test_a_token_is_needed_once(shared, tmp_path, monkeypatch):
     assert visit(shared[0], tmp_path, work, monkeypatch, token="secret") == [401, 401, 302, 200, 200]
 
 
-@pytest.mark.parametrize("name", [".", "..", "a\nb", "a\r\nb", "a/b", "~..", "\u2028", "%2e%2e", "?#"])
+@pytest.mark.parametrize("name", ["..", "a\r\nb", "a/b", "?#"])
 def test_a_question_with_any_id_has_a_page(run, tmp_path, monkeypatch, name):
     with Store(run.store) as store:
         store.put_state(state("z0", name))

@@ -90,14 +90,6 @@ def test_keys_move_open_search_and_help(page, url):
     assert page.locator("#help").is_visible()
 
 
-def test_arcs_lead_from_chosen_to_rejected_samples(page, url):
-    page.goto(f"{url}/q/q1?policy=P1#b2")
-    ends = [path.get_attribute("data-ends") for path in page.locator(".arcs path").all()]
-    assert ends == ["1 2", "1 2"]
-    page.locator("#a").hover()
-    assert page.locator(".arcs path.on").count() == 1
-
-
 def test_a_change_of_the_run_replaces_the_content_and_keeps_what_is_open(page, url, viewer):
     page.goto(f"{url}/prompts")
     page.locator("#prompt-2").evaluate("one => { one.open = true; }")
@@ -117,57 +109,6 @@ def test_a_static_page_filters_its_rows(page, viewer, tmp_path):
     assert page.locator("tr.row:visible").count() == 1
     page.locator("tr.row:visible a").click()
     assert page.locator("h1").inner_text().startswith("q3 ")
-
-
-def test_rows_are_compared_with_the_system_that_is_chosen(page, url, viewer):
-    page.goto(f"{url}/")
-    row = page.locator(".systems tr", has=page.locator("text=ipo")).last
-    assert row.locator(".difference span[data-rival]:visible").get_attribute("data-rival") == "base"
-    page.locator("select.rival").select_option("ipo")
-    assert row.locator(".difference span[data-rival]:visible").get_attribute("data-rival") == "ipo"
-    assert set(page.locator(".rival-name").all_inner_texts()) == {"ipo"}
-    assert page.locator(".extra:visible").count() == 0
-    page.locator(".toggle").check()
-    assert page.locator(".extra:visible").count() > 0
-    page.locator("h1").click()
-    before = page.locator("main").get_attribute("data-version")
-    viewer.runs["run"].version += 1
-    page.wait_for_selector(f"main:not([data-version='{before}'])")
-    assert (page.locator("select.rival").input_value(), page.locator(".toggle").is_checked()) == ("ipo", True)
-    assert set(page.locator(".rival-name").all_inner_texts()) == {"ipo"}
-
-
-def test_searches_are_compared_word_by_word_with_the_system_that_is_chosen(page, url):
-    page.goto(f"{url}/q/q3")
-    rows = {name: page.locator(f"tr[data-system={name}]") for name in ("base", "ipo")}
-    assert rows["ipo"].locator("del, ins").all_inner_texts() == ["base", "ipo"]
-    assert rows["ipo"].locator("td[data-rank].up small").inner_text() == "+1"
-    page.locator("select.rival-search").select_option("ipo")
-    assert rows["ipo"].locator("del, ins").count() == 0
-    assert rows["base"].locator("del, ins").all_inner_texts() == ["ipo", "base"]
-    assert rows["base"].locator("td[data-rank].down small").inner_text() == "\u22121"
-
-
-def test_a_table_that_is_cut_says_so_until_its_end(page, url):
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.goto(f"{url}/questions")
-    box = page.locator(".scroll")
-    assert "right" in box.get_attribute("class").split()
-    assert page.locator(".cue").is_visible()
-    box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
-    page.wait_for_selector(".scroll.left:not(.right)")
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_text_is_smaller_than_11_pixels(page, url, theme):
-    page.set_viewport_size({"width": 390, "height": 800})
-    page.emulate_media(color_scheme=theme)
-    script = """() => [...document.querySelectorAll("body *")].filter((one) => one.getClientRects().length &&
-        [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()) &&
-        parseFloat(getComputedStyle(one).fontSize) < 11).map((one) => one.outerHTML)"""
-    for path in PATHS:
-        page.goto(f"{url}{path}")
-        assert page.evaluate(script) == []
 
 
 def test_the_report_works_from_a_file(page, run):

@@ -4,10 +4,8 @@ from contextlib import closing
 
 import pytest
 
-from leret.evaluation.results import ScoredHop, write_rows
-from leret.viewer.collect import collect, sources
-from leret.viewer.index import RunIndex, create_facts
-from leret.viewer.pages import Pages
+from leret.viewer.collect import collect
+from leret.viewer.index import RunIndex
 
 
 def test_facts_come_from_data_results_pairs_and_trainings(index):
@@ -48,16 +46,6 @@ def test_rewards_and_margins_have_histograms_and_cut_completions_are_counted(ind
     assert index.read("SELECT * FROM cuts") == []
 
 
-def test_a_histogram_is_as_wide_as_its_values(run, tmp_path):
-    create_facts(tmp_path / "facts.db", [("amounts", ("Rewards", 0, value)) for value in (-3.5, 0.5, 2.0)])
-    with closing(sqlite3.connect(tmp_path / "facts.db")) as database:
-        assert database.execute("SELECT bin, low, high FROM bars").fetchall() == [
-            (0, -3.5, 2),
-            (7, -3.5, 2),
-            (9, -3.5, 2),
-        ]
-
-
 def test_a_part_that_cannot_be_read_is_a_note(run, tmp_path):
     (tmp_path / "questions.jsonl").unlink()
     collect(run, tmp_path / "facts.db")
@@ -67,33 +55,3 @@ def test_a_part_that_cannot_be_read_is_a_note(run, tmp_path):
     assert note.startswith("questions and gold documents: ")
     assert "questions.jsonl" in note
     assert index.one("SELECT count(*) FROM ends") == 2
-
-
-def test_a_new_training_changes_the_sources(run):
-    before = sources(run)
-    (run.policies / "grpo").mkdir()
-    (run.policies / "grpo" / "training.json").write_text("{}")
-    assert len(sources(run)) == len(before) + 1
-
-
-def test_a_run_without_a_recipe_has_no_gold_documents_and_no_note(run, tmp_path):
-    run.update(sampling=None)
-    collect(run, tmp_path / "facts.db")
-    index = RunIndex(run, tmp_path / "i.db")
-    index.use(tmp_path / "facts.db")
-    assert [index.one(f"SELECT count(*) FROM {table}") for table in ("gold", "notes", "pairs")] == [0, 0, 2]
-
-
-def test_systems_without_gold_documents_are_compared_by_their_first_measure(run, tmp_path):
-    for system in ("base", "ipo"):
-        row = ScoredHop("q3", None, 0, 1, "x", "x", (), (), {"em": 0.25})
-        write_rows(run.eval / system / "per_question.parquet", [row], ["em"])
-    summary = json.loads((run.eval / "summary.json").read_text(encoding="utf-8"))
-    rows = [row | {"hops": [{"hop": 1, "em": 0.25, "em_ci": [None, None]}]} for row in summary["rows"]]
-    (run.eval / "summary.json").write_text(json.dumps(summary | {"measures": ["em"], "rows": rows}))
-    collect(run, tmp_path / "facts.db")
-    index = RunIndex(run, tmp_path / "i.db")
-    index.use(tmp_path / "facts.db")
-    assert [tuple(row) for row in index.read("SELECT * FROM ends")] == [("base", "q3", 0.25), ("ipo", "q3", 0.25)]
-    assert index.one("SELECT count(*) FROM notes") == 0
-    assert 'em, minus <span class="rival-name">base' in Pages({"run": index}, {}).page((), {})

@@ -30,11 +30,6 @@ def test_batches_of_one_row_give_the_same_index(shared, tmp_path, monkeypatch):
     assert questions(index) == whole
 
 
-def test_facts_add_evaluated_questions_and_the_texts_of_the_data(index):
-    texts = dict(map(tuple, index.read("SELECT question_id, text FROM questions")))
-    assert {name: text[:3] for name, text in texts.items()} == {"q1": "q1 ", "q2": "q2 ", "q3": "q3 "}
-
-
 def test_a_growing_store_is_followed_and_retried_samples_are_read_again(run, tmp_path):
     index = RunIndex(run, tmp_path / "i.db")
     scored = replace(sample("v", "v0", reward=1.0), task_id="q9")

@@ -54,11 +54,6 @@ def test_an_invalid_filter_is_an_error_that_names_it(query, value):
         select("questions", query, [], {})
 
 
-def test_systems_are_compared_after_the_last_hop(index):
-    [row] = rows(index, "questions", search="q3 ")
-    assert (row["a"], row["b"], row["difference"]) == (1.0, 0.5, 0.5)
-
-
 def test_a_group_without_spread_has_a_reason(index):
     reasons = {row["state_id"]: row["reason"] for row in rows(index, "groups")}
     assert reasons == {"s0": "equal completions", "t0": "equal completions"}
@@ -99,7 +94,3 @@ def test_a_cell_that_may_be_a_formula_begins_with_an_apostrophe(start):
 def test_cells_without_a_formula_stay():
     cells = ["a\r=1", "a\n=1", "a=1", "(-1)", "é", "", " ", "'=1", "1-2", "“quote”", "\ufeffx"]
     assert read(csv_lines([[*cells, -1, 2.5, None]])) == [[*cells, "-1", "2.5", ""]]
-
-
-def test_a_formula_is_text_in_a_csv_file():
-    assert csv_lines([["=1+1", -1, "a,b"]]) == '\'=1+1,-1,"a,b"\n'

@@ -2,21 +2,16 @@ import csv
 import io
 import json
 import re
-import shutil
 from contextlib import closing
-from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
 
-from leret.config.evaluation import label as shown
-from leret.evaluation.results import ScoredHop, write_rows
-from leret.sampling.store.store import Store
 from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.pages import MENU, Pages, part_of, server_url, visible
 from leret.viewer.report import write_report
-from tests.viewer.conftest import EVIL, LATER, LINK, SHOWN, sample, state
+from tests.viewer.conftest import EVIL, LINK, SHOWN
 
 PAGES = [(), *((name,) for name in MENU), ("q", "q1"), ("q", "q3")]
 
@@ -93,13 +88,6 @@ def test_the_overview_shows_leaks_costs_and_gold_documents(pages):
     assert "Gold documents in the corpus: 75.0%" in shown
 
 
-def test_a_page_has_a_version_of_its_own_question(index, pages):
-    before = [pages.version(parts) for parts in (("questions",), ("q", "q1"))]
-    index.version += 1
-    after = [pages.version(parts) for parts in (("questions",), ("q", "q1"))]
-    assert [a == b for a, b in zip(before, after, strict=True)] == [False, True]
-
-
 def test_ids_of_any_form_have_addresses():
     assert server_url("q", "a/b c?", "s", anchor="x", page="") == "/q/a%2Fb%20c%3F/s#x"
     assert server_url("questions", search="a&b", sort=None) == "/questions?search=a%26b"
@@ -120,46 +108,6 @@ def test_invisible_characters_are_shown_and_others_kept():
     assert visible("\ud800\u200b") == "[U+D800][U+200B]"
 
 
-def test_every_row_is_compared_with_each_system_and_first_with_the_raw_question(run, tmp_path):
-    file = run.eval / "summary.json"
-    summary = json.loads(file.read_text())
-    shutil.copytree(run.eval / "base", run.eval / "raw-question")
-    summary["rows"].append({**summary["rows"][0], "system": "raw-question", "kind": "baseline"})
-    file.write_text(json.dumps(summary))
-    with closing(RunIndex(run, tmp_path / "i.db")) as index:
-        complete(index, tmp_path / "facts.db")
-        html = Pages({"run": index}, {}).page((), {})
-    options = re.findall(r'<option value="([\w-]+)"( selected)?', html)
-    assert options == [("base", ""), ("ipo", ""), ("raw-question", " selected")]
-    row = html[html.index("questions?a=ipo&amp;b=raw-question") :]
-    assert re.findall(r'data-rival="([\w-]+)"( hidden)?', row)[:3] == [
-        ("base", " hidden"),
-        ("ipo", " hidden"),
-        ("raw-question", ""),
-    ]
-
-
-def test_few_shot_systems_are_shown_by_what_they_are():
-    assert (
-        shown("bank:1 finds more than base; dev/bank:12@dense")
-        == "few-shot:1 finds more than base; dev/few-shot:12@dense"
-    )
-    assert shown("bank: a bank:x") == "bank: a bank:x"
-
-
-def test_the_delivered_system_is_marked_also_among_the_results_of_dev(run, tmp_path):
-    shutil.copytree(run.eval, tmp_path / "dev")
-    shutil.move(tmp_path / "dev", run.eval / "dev")
-    file = run.eval / "dev" / "summary.json"
-    file.write_text(file.read_text().replace('"focus": "ipo"', '"focus": "base"'))
-    with closing(RunIndex(run, tmp_path / "i.db")) as index:
-        complete(index, tmp_path / "facts.db")
-        html = Pages({"run": index}, {}).page((), {})
-    marked = re.findall(r"([\w-]+)(?:</a>)? <span class=\"badge\">delivered", html)
-    assert marked == ["ipo", "ipo"]
-    assert '<details class="evaluation">' in html
-
-
 def test_tokens_have_the_samplers_log_probabilities_on_the_page_of_a_state(pages):
     html = pages.page(("q", "q1", "s1"), {})
     shown_tokens = re.findall(r'<span class="token" style="--p: ([.\d]+)".*?<small>(.*?)</small>', html)
@@ -168,38 +116,6 @@ def test_tokens_have_the_samplers_log_probabilities_on_the_page_of_a_state(pages
     assert html.count("log-probability by token") == 1  # the other sample has none
     assert '<a href="/q/q1/s1#l-e">log-probability by token</a>' in pages.page(("q", "q1"), {"policy": "P1"})
     assert "log-probability by token" not in pages.page(("q", "q1", "s0"), {})
-
-
-def test_steps_count_from_1_and_prompts_are_named_where_there_are_several(pages):
-    several = text(pages.page(("q", "q1"), {"policy": "P1"}))
-    assert ["Step 1" in several, "Step 2" in several, "Step 0" in several] == [True, True, False]
-    assert "2 × prompt 0, 1" in several
-    assert "1 message (zero-shot prompt)" in several
-    alone = text(pages.page(("q", "q2"), {}))
-    assert ["2 samples" in alone, "prompt" in alone.replace("prompts", "")] == [True, False]
-
-
-@pytest.mark.parametrize(("expands", "hop"), [(True, 2), (False, 1)])
-def test_a_search_is_shown_with_the_question_that_it_repeats(run, tmp_path, expands, hop):
-    query = f"q3 {EVIL} name" if expands else "name"
-    raw = ScoredHop("q3", None, 0, 1, f"q3 {EVIL}", None if expands else "x", (), (), {"recall": 0.0, "ap": 0.0})
-    rows = [raw, ScoredHop("q3", None, 0, 2, query, "x", (), (), {"recall": 0.0, "ap": 0.0})]
-    write_rows(run.eval / "base" / "per_question.parquet", rows, ["recall", "ap"])
-    write_rows(run.eval / "ipo" / "per_question.parquet", rows, ["recall", "ap"])
-    with Store(run.store) as store:
-        store.put_state(replace(state("z0", "q2"), inputs={"question": "q2", "names": ["1 Ann", "2 Bob"]}))
-        written = {"y": "1", "z": "[question]"}
-        samples = [
-            sample(name, "z0", ("d3",), 0.0, outputs={"id": text}, question_id="q2") for name, text in written.items()
-        ]
-        store.put_samples(samples, LATER)
-    with closing(RunIndex(run, tmp_path / "i.db")) as index:
-        complete(index, tmp_path / "facts.db")
-        html = Pages({"run": index}, {}).page(("q", "q2"), {"policy": "P2"})
-    assert ("<b>Ann</b>" in html) == expands  # by its number in the prompt
-    assert ("<b></b>" in html) == expands
-    assert (re.search(r'<span class="asked">q2 ', html) is not None) == expands
-    assert re.search(rf'data-system="sampled: sft" data-hop="{hop}".*?data-text="{"q2" if expands else "Ann"}', html)
 
 
 def test_figures_are_equal_in_view_report_and_summary(run, tmp_path):

@@ -69,11 +69,6 @@ def test_it_is_the_overview_with_trainings_and_trees(page):
     assert "gold</small>" in page
 
 
-def test_a_second_report_of_the_same_run_is_equal(run):
-    first = report.write_report(run).read_bytes()
-    assert report.write_report(run).read_bytes() == first
-
-
 def test_questions_are_chosen_by_difference_then_failures_then_spread(page):
     assert [text.split()[0] for text in SHOWN.findall(page)] == ["q3", "q1", "q2"]  # improved, failed, the rest
     assert "3 of 3 sampled and evaluated questions" in page

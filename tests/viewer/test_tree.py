@@ -16,22 +16,8 @@ def test_gold_ranks_are_known_before_and_after_a_step(index):
     assert [card.ranks for card in second.cards] == [{"d1": 1, "d2": 3}, {"d1": None, "d2": None}]
 
 
-def test_a_state_has_a_group_per_policy(index):
-    tree = Tree(index, "q1")
-    assert [group.row["policy_name"] for group in tree.groups(None, "s0")] == ["base", "sft"]
-    assert [row["name"] for row in tree.policies()] == ["base", "sft"]
-
-
 def test_paths_are_sampled_ones_and_those_of_systems(index):
     paths = Tree(index, "q1").paths()
     assert [step["ranks"]["d1"] for step in paths["sampled: base"]] == [2, 1]
     systems = Tree(index, "q3").paths()
     assert {name: [step["ranks"]["d1"] for step in path] for name, path in systems.items()} == {"base": [2], "ipo": [1]}
-
-
-def test_a_chunk_counts_as_its_gold_parent(index, monkeypatch):
-    tree = Tree(index, "q1")
-    tree.groups()
-    tree.documents["d3"] = {"doc_id": "d3", "title": "", "text": "", "parent": "d2"}
-    assert tree._ranks(["d3", "d2"]) == {"d1": None, "d2": 1}
-    assert (tree.is_gold("d3"), tree.title("d3")) == (True, "d3")

@@ -60,12 +60,6 @@ def test_answers_are_reused_after_an_outage(log):
         assert (run(log, policy)["answer_em"], policy.n) == (1.0, n_asked)
 
 
-def test_lines_without_a_reference_have_no_score(log):
-    log.write_text(json.dumps({**LINE, "answer": None}) + "\n")
-    found = run(log, Knows())
-    assert (found["answer_em"], found["answer_em_ci"], found["em"]) == (None, None, 1.0)
-
-
 def test_a_directory_stands_for_all_logs_below_it(log, tmp_path):
     run(log, Knows())
     assert find_logs(tmp_path) == [log] == find_logs(log)

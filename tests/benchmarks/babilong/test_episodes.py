@@ -46,14 +46,6 @@ def test_em_wants_the_gold_facts_alone_and_gold_within_any_more(tmp_path):
     assert (line["em"], line["gold_within"], line["f1"], line["return"]) == (0.0, 1.0, 0.8, 1.0)
 
 
-def test_chunks_with_titles_are_shown_with_them_and_failed_runs_have_no_line(tmp_path):
-    chunks = [{"id": "x", "title": "Ada", "text": "A poet."}, {"text": "Byron."}]
-    tasks = [Task(id, {"question": "?", "chunks": chunks}, ("x",)) for id in "ab"]
-    rows = picks("a", ("x", None), ("1", None)) + picks("b", ("x", None), failure="policy: away")
-    [line] = logged(tmp_path / "l", rows, tasks, {}, scoring("recall"))
-    assert (line["texts"], line["q_values"]) == (["Ada | A poet.", "Byron."], [None, None])
-
-
 def test_a_higher_threshold_ends_earlier_but_after_one_pick():
     rows = picks("a", ("0", 0.9), ("2", 0.8), ("1", 0.1))
     found = early_stop(rows, TASKS)
@@ -79,7 +71,7 @@ class FirstOfTheGold:
 def picking(tmp_path, monkeypatch):
     monkeypatch.setattr("leret.evaluation.runner.make_policy", lambda settings: FirstOfTheGold())
     stories = [
-        f"1 Mary took the milk {i}.\n2 Mary went home {i}.\n3 Where is the milk?\thome\t1 2\n" for i in range(40)
+        f"1 Mary took the milk {i}.\n2 Mary went home {i}.\n3 Where is the milk?\thome\t1 2\n" for i in range(20)
     ]
     (tmp_path / "qa2.txt").write_text("".join(stories))
     (tmp_path / "book.txt").write_text("\n\n".join(f"The ship number {i} sailed away over the sea." for i in range(30)))

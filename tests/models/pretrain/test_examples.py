@@ -1,5 +1,4 @@
 from itertools import islice
-from unittest.mock import Mock
 
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
@@ -44,15 +43,6 @@ def test_demos_show_other_questions_and_no_context_and_targets_differ():
         shown = [turn["content"] for turn in turns if turn["role"] == "user"]
         assert last["content"].split("\n")[0] not in shown
         assert not any("context" in text for text in shown)
-
-
-def test_the_first_examples_are_first_hops_and_ask_the_retriever_nothing():
-    retriever = Mock(wraps=ENGINE)
-    made = stream(12, retriever, hop1_first=12)
-    assert {(len(example.messages), "context:" in example.messages[-1]["content"]) for example in made} == {(1, False)}
-    assert retriever.search.call_count == 0
-    stream(8, retriever)
-    assert [len(call.args[0]) for call in retriever.search.call_args_list] == [4]  # one batch a block
 
 
 def test_pseudo_questions_are_sentences_of_the_corpus():

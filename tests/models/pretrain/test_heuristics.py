@@ -31,22 +31,6 @@ def test_copy_writes_the_content_words_24_at_most():
     assert {len(query.split()) for query in written("copy", long)} == {24}
 
 
-def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has():
-    found = written("entity")
-    assert {query[:13] for query in found} == {"Silent Harbor"}
-    assert {len(query.split()) for query in found} == {2, 3, 4}
-    assert written("entity_left") == {None}
-    both = "Did Silent Harbor come before Red Dune?"
-    assert {query[:8] for query in written("entity_left", both)} == {"Red Dune"}
-
-
-def test_keywords_are_the_rarest_and_generic_the_most_common():
-    assert "birthplace Silent" in written("keywords")  # idf 5 and 4
-    assert "city Harbor" in written("generic")  # idf 1 and 2
-    assert all("birthplace" in query for query in written("keywords"))
-    assert not any("birthplace" in query for query in written("generic"))
-
-
 def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows():
     starts = {" ".join(query.split()[:2]) for query in written("mention_random")}
     assert starts == {"Anna Bolt", "Otto Kern", "Milo Vane", "Port Arden"}
@@ -54,12 +38,6 @@ def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows():
     assert written("mention_matched") == {"Anna Bolt", "Anna Bolt birthplace", "Anna Bolt birthplace director"}
     assert {query[:9] for query in written("mention_near")} == {"Anna Bolt"}
     assert written("mention_random", words=5) == {None}
-
-
-@pytest.mark.parametrize("style", sorted(STYLES))
-def test_a_style_survives_odd_questions(style):
-    for question in ("", "?", "who?", "Ж " * 50):
-        assert all(query is None or query.strip() for query in written(style, question))
 
 
 def test_first_hop_styles_need_no_passages():

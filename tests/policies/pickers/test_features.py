@@ -50,13 +50,6 @@ def test_mentions_counts_words_shared_with_picks():
     assert rows.tolist() == [[2.0, 1.0, 0.0], [2.0, 0.75, 1.0], [2.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
 
 
-def test_missing_features_are_0(picker):
-    one = shaken(picker("features", features="mentions"))
-    plain = Choice("pick", {}, [Candidate("a", "a"), Candidate("b", "b", data={"new": 5.0})])
-    one.fit([plain])  # nothing: it is fitted
-    assert one.score([plain])[0].tolist() == pytest.approx([one.score([plain])[0][0].item()] * 2)
-
-
 def test_a_directory_cannot_name_code_to_run(tmp_path):
     function = str(tmp_path / "code.py:numbers")
     record = {"version": PICKER_VERSION, "kind": "features", "settings": {"features": function}}

@@ -7,11 +7,8 @@ import torch
 
 from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySettings
 from leret.core.errors import PolicyError
-from leret.policies.base import Request
 from leret.policies.checkpoints import PICKER_RECORD, policy_digest
-from leret.policies.load import make_policy, shared_policy
-from leret.policies.pickers import encoder as encoders
-from leret.policies.pickers import picker as pickers
+from leret.policies.load import make_policy
 from leret.policies.pickers.picker import draw, plan
 from tests.policies.pickers.stories import numbers, request, shaken, story
 
@@ -49,18 +46,6 @@ def test_a_draw_depends_only_on_its_seed(picker, kind):
         return await asyncio.gather(*map(one.complete, requests))
 
     assert [[c.text for c in each] for each in asyncio.run(complete())] == [[c.text for c in each] for each in together]
-
-
-def test_values_do_not_depend_on_batches_and_chunks(picker, monkeypatch):
-    one, choices = shaken(picker()), [story(), story([2]), story([4])]
-    together = one.score(choices)
-    monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 256)
-    monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
-    torch.testing.assert_close([q.detach() for q in one.q(choices)], together)
-    monkeypatch.setattr(pickers, "_AT_ONCE", 10)
-    one.renew("again")
-    torch.testing.assert_close(one.score(choices), together)
-    assert one.score([]) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,15 +107,6 @@ def test_a_picker_with_nan_or_other_files_is_refused(picker, kind, tmp_path):
         make_policy(settings)
 
 
-def test_a_retrained_picker_is_reloaded(picker, tmp_path):
-    one, settings = shaken(picker("features")), FeaturesSettings(model=str(tmp_path), **CODE["features"])
-    one.save(tmp_path)
-    shared = shared_policy(settings)
-    assert shared_policy(settings) is shared
-    shaken(one, 1).save(tmp_path)
-    assert shared_policy(settings).digest != shared.digest
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_clone_keeps_its_weights(picker, kind):
     one = shaken(picker(kind))
@@ -147,14 +123,6 @@ def test_without_a_network_all_candidates_are_equal(kind):
     assert greedy[0].text == "0"
     with pytest.raises(PolicyError, match="call fit"):
         untrained.q([story()])
-
-
-def test_a_request_for_a_text_is_refused(picker):
-    asked = Request(({"role": "user", "content": "Where?"},), (0,), 1.0, 8)
-    with pytest.raises(PolicyError, match="without candidates"):
-        picker("features").complete_many([asked])
-    with pytest.raises(PolicyError, match="without candidates"):
-        asyncio.run(picker("features").complete(asked))
 
 
 def test_a_picker_of_another_kind_or_version_is_refused(picker, tmp_path):

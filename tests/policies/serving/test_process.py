@@ -24,9 +24,7 @@ def server(serve, monkeypatch, tmp_path):
     [
         ("dies at start", 5, ["exited with code 3", "RuntimeError: not enough memory for the KV cache"]),
         ("never healthy", 1, ["/health answers 503 after 1 s"]),
-        ("silent", 1, ["/health does not answer after 1 s"]),
         ("cannot complete", 5, ["head_dim=16 is not supported (Bearer [key])", "refused Bearer [key]"]),
-        ("dies of a completion", 5, ["exited with code 7", "RuntimeError: no such kernel"]),
     ],
 )
 def test_a_failed_server_is_stopped_and_its_log_shown(serve, server, mode, timeout_s, says):

@@ -1,6 +1,5 @@
 import pytest
 
-import leret.http.client
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
@@ -55,12 +54,9 @@ def test_batches_respect_both_limits_and_keep_their_order(wished, allowed):
 
 FAULTS = {
     "cut off": Reply(reply_of([entry()], [entry()]).body[:-9]),
-    "fewer lists than queries": reply_of([entry()]),
     "no list": reply_of(None, []),
     "a score that is NaN": reply_of([entry(score=float("nan"))], []),
-    "a score of 400 digits": reply_of([entry(score=10**400)], []),
     "no id": reply_of([entry(None)], []),
-    "no text": reply_of([entry(text=None)], []),
     "500": Reply({"message": "boom"}, 500),
 }
 
@@ -94,18 +90,6 @@ def test_only_the_faulty_query_of_a_batch_fails(status, at_once):
         remote(server.url, queries_per_request=at_once).search(["a", "b", "", "bad", "c", "d", "e"], 3)
     answered = {query: [p.doc_id for p in ranking] for query, ranking in caught.value.answered.items()}
     assert answered == {"": [], **{query: [query] for query in "abcde"}}
-
-
-def test_a_batch_with_too_large_an_answer_is_halved(monkeypatch):
-    monkeypatch.setattr(leret.http.client, "MAX_BYTES", 1000)
-
-    def search(asked):
-        queries = asked.json["queries"]
-        return reply_of(*([entry(query)] for query in queries), padding="x" * 250 * len(queries))
-
-    with site(search) as server:
-        assert first_ids(remote(server.url).search(list("abcdefgh"), 3)) == list("abcdefgh")
-    assert sizes(server) == [2, 2, 2, 2, 4, 4, 8]
 
 
 def test_a_changed_index_or_corpus_is_refused():

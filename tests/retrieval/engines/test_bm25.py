@@ -1,9 +1,6 @@
 import math
-import os
 import random
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import bm25s
@@ -36,7 +33,7 @@ def test_scores_follow_the_formula():
     assert passage[:4] == ("Cat", "Cat", "cat sat mat", pytest.approx(expected, rel=1e-6))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(ANY_TEXT, max_size=6), st.text())
 def test_any_text_can_be_indexed_unless_all_lack_words(texts, query):
     corpus = Corpus(Document(str(i), "", text) for i, text in enumerate(texts))
@@ -82,7 +79,7 @@ def test_dspy_retrieve_uses_a_retriever():
     assert (row.long_text, row.pid) == ("gamma", "d2")
 
 
-@pytest.mark.parametrize("k", [1, 5, 50, 300])
+@pytest.mark.parametrize("k", [5, 300])
 def test_rankings_equal_sorted_scores_of_bm25s(k, monkeypatch):
     engine, retriever = bm25s.BM25(k1=1.5, b=0.75), BM25.build(CORPUS)
     engine.index(bm25s.tokenize([f". {document.text}" for document in CORPUS.values()], show_progress=False))
@@ -95,21 +92,3 @@ def test_rankings_equal_sorted_scores_of_bm25s(k, monkeypatch):
         assert [passage.score for passage in ranking] == pytest.approx(scores[order].tolist(), rel=1e-6)
     monkeypatch.setattr("leret.retrieval.engines.bm25._CELLS", 12)  # large batches are cut
     assert retriever.search(QUERIES, k) == expected
-
-
-def test_jax_beside_bm25s_leaves_the_memory_of_a_gpu(tmp_path):
-    (tmp_path / "jax").mkdir()
-    (tmp_path / "jax" / "__init__.py").write_text("")
-    (tmp_path / "jax" / "lax.py").write_text(
-        "import os\nprint(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))\ndef top_k(*_): pass\n"
-    )
-    code = (
-        "from leret.core.types import Document\n"
-        "from leret.datasets.corpus import Corpus\n"
-        "from leret.retrieval.engines.bm25 import BM25\n"
-        "BM25.build(Corpus([Document('d1', 'a title', 'some text')]))\n"
-    )
-    root = Path(__file__).resolve().parents[3]
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{root}"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=True)
-    assert done.stdout.split() == ["false"]

@@ -100,13 +100,6 @@ def test_another_model_is_refused(tmp_path):
         open_index(index)
 
 
-def test_a_missing_model_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for name, says in {"/nowhere/m": "no model directory /nowhere/m", "a/m": "and its download failed"}.items():
-        with pytest.raises(RetrievalError, match=says):
-            build(tmp_path / "index", model=name)
-
-
 @pytest.mark.parametrize(
     ("modules", "says"), [(None, "UnpicklingError"), ([3], "TypeErr")], ids=["pickled weights", "no module"]
 )

@@ -1,7 +1,6 @@
 import pytest
 
 from leret.config.retriever import RM3Settings
-from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
@@ -55,8 +54,3 @@ def test_common_words_are_never_added():
 def test_a_query_without_known_words_has_an_empty_ranking():
     queries = ["", "zzz", "\x00", "\ud800", "the of", "x" * 1_000_000, "^ AND ("]
     assert RM3(BM25.build(CORPUS)).search([*queries, "river"], 2)[:-1] == [()] * len(queries)
-
-
-def test_another_engine_is_refused():
-    with pytest.raises(RetrievalError, match="kind bm25, not object"):
-        RM3(object())

@@ -1,5 +1,4 @@
 import json
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -51,28 +50,6 @@ def test_a_full_queue_answers_503_and_is_counted():
         metrics = get(server, "/metrics")
     assert metrics.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert {"leret_rejected_total 1.0", "leret_queries_total 4.0"} <= set(metrics.text.splitlines())
-
-
-class Held(tuple):
-    go = threading.Event()
-
-    def __iter__(self):
-        assert self.go.wait(30)
-        return super().__iter__()
-
-
-def test_encoding_a_large_answer_does_not_block_others(monkeypatch):
-    engine = Echo()
-    plain = engine.search
-    monkeypatch.setattr(engine, "search", lambda queries, k: [Held(ranking) for ranking in plain(queries, k)])
-    with running(engine) as server, ThreadPoolExecutor(1) as pool:
-        large = ask(pool, server, "large", k=1000)
-        wait_for(lambda: len(engine.batches) == 1)
-        time.sleep(0.1)  # the answer is being encoded
-        assert get(server, "/health").status_code == 200
-        assert not large.done()
-        Held.go.set()
-        assert len(large.result().json()["rankings"][0]) == 1000
 
 
 def test_a_failed_engine_answers_500():

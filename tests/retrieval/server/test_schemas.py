@@ -36,17 +36,12 @@ def test_all_protocols_return_the_engines_rankings(protocol):
     [
         ("GET", "/?k=3", None, 400, "query: field required"),
         ("GET", "/?query=a&k=x", None, 400, "k: input should be a valid integer, not 'x'"),
-        ("GET", "/?query=a&k=51", None, 400, "maximum is 50"),
         ("POST", "/", b"{", 400, "not valid JSON"),
-        ("POST", "/", b"[]", 400, "not a JSON object"),
-        ("POST", "/", b'{"query": 3}', 400, "query: input should be a valid string"),
         ("POST", "/search", b"{}", 400, "queries: field required"),
         ("POST", "/search", b'{"queries": ["a","a","a","a","a"]}', 400, "maximum is 4"),
         ("POST", "/search", b'{"queries": ["a","a","a"], "k": 50}', 400, "3 queries with k 50 request 150 documents"),
-        ("POST", "/retrieve", b'{"queries": ["a","a","a"], "topk": 50}', 400, "maximum is 100:"),
         ("POST", "/search", b'{"queries": ["' + b"a" * 300_000 + b'"]}', 413, "exceeds"),
         ("PUT", "/search", b"{}", 405, "Not Allowed"),
-        ("GET", "/nowhere", None, 404, "Not Found"),
     ],
 )
 def test_a_bad_request_gets_a_reason(method, path, body, status, says):
