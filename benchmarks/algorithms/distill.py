@@ -4,11 +4,13 @@
     python benchmarks/algorithms/distill.py hints RUNS [--world 0] [--seeds 0,1,2] [--split test]
     python benchmarks/algorithms/distill.py smollm2 RUNS --data DATA [--seeds 0,1,2] [--split test]
 
-``teacher`` trains grpo from base (9,600 completions), then a student from base with a quarter of them: distill, and
-grpo as a control. It prints recall after the last hop, and the student's share of the teacher's gain.
+``teacher`` trains grpo from base (9,600 completions), then a student from base with a quarter of them and four updates
+per round. The controls are grpo on a quarter, with one and with four updates per round. It prints recall after the last
+hop, and the share of the teacher's gain.
 
 ``hints`` draws 2,400 completions from base without hints and 2,400 of which half were written with hints, trains sft on
-each, and a student that is its own teacher with hints on as many fresh ones. All are compared with sft without hints.
+each, and on as many fresh ones a student that is its own teacher with hints, and the controls. All are compared with
+sft without hints.
 
 ``smollm2`` compares with SmolLM2-135M-Instruct (policies/smollm2), HotpotQA in DATA and LeReT's program: sft on 192
 completions of 2,872, with and without hints, and 16 rounds of at most 64 completions of grpo and of distill with hints,
@@ -39,8 +41,10 @@ WIDE = {  # 38 rounds of 64 completions at 16 states, and four updates on each r
 }
 QUIET = {"logging_steps": 5, "save_steps": 1000}
 TEACHER = {"grpo": ("demo-grpo", {**ROUND, "init_from": "base", "max_steps": 150, "learning_rate": 4e-3})}
+QUARTER = {**ROUND, "init_from": "base", "learning_rate": 4e-3}
 CONTROL: dict[str, tuple[str, dict[str, Any]]] = {
-    "grpo-quarter": ("demo-grpo", {**ROUND, "init_from": "base", "max_steps": 37, "learning_rate": 4e-3}),
+    "grpo-quarter": ("demo-grpo", {**QUARTER, "max_steps": 37}),
+    "grpo-quarter-4": ("demo-grpo", {**QUARTER, "num_iterations": 4, "max_steps": 148}),
 }
 STUDENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "distill": ("distill", {**WIDE, "teacher": "grpo", "learning_rate": 4e-3}),
