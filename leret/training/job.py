@@ -27,7 +27,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from leret.config.training import TrainingRecipe
-from leret.core import bundled
 from leret.core.errors import RunError
 from leret.core.files import locked, rendered, write_atomically
 from leret.core.runs import Run
@@ -347,7 +346,7 @@ class TrainingRecord:
         losses = [figures for figures in self.log_history if "loss" in figures]
         last = losses[-1] if losses else {}
         values = {"record": self, "method": method, "saved": saved, "last": last}
-        card = rendered(bundled.ROOT / "training" / "card.md.j2", values)
+        card = rendered(Path(__file__).with_name("card.md.j2"), values)
         write_atomically(directory / "README.md", card)
         value = {**asdict(self), "weights": policy_digest(directory)}
         write_atomically(
