@@ -13,8 +13,8 @@ each, and on as many fresh ones a student that is its own teacher with hints, an
 sft without hints.
 
 ``smollm2`` compares with SmolLM2-135M-Instruct (policies/smollm2), HotpotQA in DATA and LeReT's program: sft on 192
-completions of 2,872, with and without hints, and 16 rounds of at most 64 completions of grpo and of distill with hints,
-both from base. It prints recall and AP on 200 questions, and differences to sft without hints.
+targets from about 960 completions, with and without hints, and 16 rounds of at most 64 completions of grpo and of
+distill with hints, both from base. It prints recall and AP on 200 questions, and differences to sft without hints.
 
 RUNS is a directory for the runs. Finished runs and policies are kept, so a command can be stopped and repeated. Tune
 with ``--world 1 --split dev``.
@@ -90,8 +90,13 @@ def sampled(path: Path, recipe: str, *keys: str) -> Run:
     return Run.open(path)
 
 
-def of_world(path: Path, world: int, seed: int, keys: tuple[str, ...]) -> Run:
-    return sampled(path, "demo", f"data.seed={world}", f"sampling.seed={seed}", *keys)
+def world_keys(world: int, seed: int) -> tuple[str, ...]:
+    return f"data.seed={world}", f"sampling.seed={seed}"
+
+
+def hotpotqa_keys(data: Path, seed: int) -> tuple[str, ...]:
+    questions, corpus = data / "queries_all.jsonl.gz", data / "corpus.jsonl.gz"
+    return f"data.questions={questions}", f"data.corpus={corpus}", "data.limit=60", f"sampling.seed={seed}"
 
 
 def trained(run: Run, policies: Mapping[str, tuple[str, dict[str, Any]]], seed: int) -> list[str]:
@@ -109,7 +114,7 @@ def n_completions(run: Run, name: str) -> int:
 
 
 def teacher(runs: Path, world: int, seed: int, split: str) -> None:
-    run = of_world(runs / f"world-{world}-{seed}", world, seed, PLAIN)
+    run = sampled(runs / f"world-{world}-{seed}", "demo", *world_keys(world, seed), *PLAIN)
     names = trained(run, {**TEACHER, **STUDENTS}, seed)
     found = measured(Bench(), run, ["base", *names], split, "grpo")
     base, best = found["base"]["recall"], found["grpo"]["recall"]
@@ -121,19 +126,19 @@ def teacher(runs: Path, world: int, seed: int, split: str) -> None:
 
 
 def hints(runs: Path, world: int, seed: int, split: str) -> None:
-    plain = of_world(runs / f"world-{world}-{seed}", world, seed, PLAIN)
-    hinted = of_world(runs / f"hinted-{world}-{seed}", world, seed, HINTED)
+    plain = sampled(runs / f"world-{world}-{seed}", "demo", *world_keys(world, seed), *PLAIN)
+    hinted = sampled(runs / f"hinted-{world}-{seed}", "demo", *world_keys(world, seed), *HINTED)
     online = trained(plain, {**SFT, **SELF, **CONTROL}, seed)
     trained(hinted, SFT, seed)
-    link(hinted, "sft", plain)
+    link(hinted, "sft", plain, "sft-hinted")
     show(seed, measured(Bench(), plain, ["base", *online, "sft-hinted"], split, "sft"))
 
 
-def link(hinted: Run, name: str, plain: Run) -> None:
-    """Let the plain run evaluate a policy of the hinted run."""
-    copy = plain.policies / "sft-hinted"
+def link(other: Run, policy: str, plain: Run, name: str) -> None:
+    """Let the plain run evaluate a policy of another run under a name."""
+    copy = plain.policies / name
     if not copy.is_symlink():
-        copy.symlink_to((hinted.policies / name).resolve())
+        copy.symlink_to((other.policies / policy).resolve())
 
 
 def show(seed: int, found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -142,16 +147,12 @@ def show(seed: int, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def smollm2(runs: Path, data: Path, seed: int, split: str) -> None:
-    files = (
-        f"data.questions={data}/queries_all.jsonl.gz",
-        f"data.corpus={data}/corpus.jsonl.gz",
-        f"sampling.seed={seed}",
-    )
-    plain = sampled(runs / f"plain-{seed}", "smollm2-rewrite", *files)
-    hinted = sampled(runs / f"hinted-{seed}", "smollm2-rewrite", *files, *LM_HINTED)
+    keys = hotpotqa_keys(data, seed)
+    plain = sampled(runs / f"plain-{seed}", "smollm2-rewrite", *keys)
+    hinted = sampled(runs / f"hinted-{seed}", "smollm2-rewrite", *keys, *LM_HINTED)
     online = trained(plain, {"sft": LM_SFT, **LM_ONLINE}, seed)
-    trained(hinted, {"sft-hinted": LM_SFT}, seed)
-    link(hinted, "sft-hinted", plain)
+    trained(hinted, {"sft": LM_SFT}, seed)
+    link(hinted, "sft", plain, "sft-hinted")
     names = ["raw-question", "base", *online, "sft-hinted"]
     bench = Bench(recipes=("", "", "eval/hotpotqa.yaml"))
     show(seed, measured(bench, plain, names, split, "sft", "limit=200"))
