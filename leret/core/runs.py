@@ -160,8 +160,7 @@ class Run:
         Relative paths let a run move together with its files. RunError if run.yaml is unreadable or of another version.
         """
         try:
-            status = self.manifest_path.stat()
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)  # changes with every write
+            stamp = self._stamp()
             if self._record is None or self._record[0] != stamp:
                 self._record = stamp, yaml.load(self.manifest_path.read_text(encoding="utf-8"))
             value: Any = self._record[1]
@@ -179,11 +178,9 @@ class Run:
             with closing(sqlite3.connect(read_uri(self.store), uri=True)) as database:
                 [name] = database.execute("PRAGMA application_id").fetchone()
             if name == prepared["name"]:
-                return {
-                    n: value
-                    for n, value in {**sections, **prepared["sections"]}.items()
-                    if n != "prepared"
-                }
+                merged = {**sections, **prepared["sections"]}
+                del merged["prepared"]
+                return merged
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
@@ -203,6 +200,12 @@ class Run:
             for name, section in _with_texts(sections, "/", self._shared).items():
                 value[name] = {**(value.get(name) or {}), **section} if keep else section
             write_atomically(self.manifest_path, yaml.dump(value))
+            copied = json.loads(json.dumps(value))  # what reading the file would give
+            self._record = self._stamp(), copied
+
+    def _stamp(self) -> tuple[int, int, int]:
+        status = self.manifest_path.stat()
+        return status.st_ino, status.st_mtime_ns, status.st_size  # changes with every write
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
         """Return a section of run.yaml; RunError if it is empty because the command ``made_by`` has not run."""

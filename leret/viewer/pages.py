@@ -29,6 +29,22 @@ ASSETS = Path(__file__).parent / "assets"
 MENU = ("questions", "groups", "pairs", "trainings", "prompts", "coverage")
 NOTES = "SELECT text FROM notes"
 _STATIC_ROWS = 2000
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(ASSETS),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=visible,
+)
+_TEMPLATES.filters |= {"shown": label, "exp": math.exp}
+_TEMPLATES.globals |= {
+    "axis": axis,
+    "curves_of": curves_of,
+    "mismatch_titles": MISMATCH,
+    "main_measure": main_measure,
+    "package_version": __version__,
+}
 _DOTS = re.compile(r"~*\.\.?")
 
 Parts = tuple[str, ...]
@@ -87,23 +103,6 @@ class Pages:
     runs: Mapping[str, RunIndex]
     notes: Mapping[str, str]  # by run
     static: Collection[str] = ()
-
-    def __post_init__(self) -> None:
-        options: dict[str, Any] = {
-            "autoescape": True,
-            "undefined": StrictUndefined,
-            "finalize": visible,
-        }
-        loader = FileSystemLoader(ASSETS)
-        self._jinja = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
-        self._jinja.filters |= {"shown": label, "exp": math.exp}
-        self._jinja.globals |= {
-            "axis": axis,
-            "curves_of": curves_of,
-            "mismatch_titles": MISMATCH,
-            "main_measure": main_measure,
-            "package_version": __version__,
-        }
 
     def page(
         self, parts: Parts, query: Mapping[str, str], url: Url = server_url
@@ -180,7 +179,7 @@ class Pages:
         }
 
     def template(self, name: str, **values: Any) -> str:
-        return self._jinja.get_template(f"{name}.html.j2").render(**values)
+        return _TEMPLATES.get_template(f"{name}.html.j2").render(**values)
 
     def report(self, evaluation: str, **values: Any) -> str:
         """Return the overview of an evaluation of the first run, with its trainings, as one file."""

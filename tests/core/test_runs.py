@@ -19,6 +19,14 @@ def test_a_run_is_found_again_with_its_sections(run):
         run.section("training", "leret train")
 
 
+def test_what_was_written_is_what_the_file_says(run):
+    value = {"names": ("a", "b"), "rate": 1e-05, "none": None, "on": True, "text": "2026-11-28\nno"}
+    run.update(sampling=value)
+    assert run.record() == Run.open(run.path).record()
+    value["rate"] = 1
+    assert run.record()["sampling"]["rate"] == 1e-05
+
+
 @pytest.mark.parametrize("text", ["schema: 1\n", "{", "", "[]"])
 def test_a_manifest_of_another_version_or_damaged_is_refused(run, text):
     run.manifest_path.write_text(text)

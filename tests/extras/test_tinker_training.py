@@ -22,7 +22,7 @@ from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, re
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
-KEYS = {**ONLINE, "engine": "tinker", "lora": {"r": 4}, "max_steps": 4, "questions_per_round": 3, "save_steps": 1}
+KEYS = {**ONLINE, "engine": "tinker", "lora": {"r": 4}, "max_steps": 3, "questions_per_round": 2, "save_steps": 1}
 GRPO = TinkerGRPO(**KEYS)
 UPDATES = {
     "dapo": (GRPO, "importance_sampling"),
@@ -81,13 +81,13 @@ def weights(stub, report):
 
 def test_a_stopped_training_resumes_and_trains_the_sampled_tokens(tinker_run, stub):
     with pytest.raises(ZeroDivisionError):
-        train(GRPO, tinker_run, progress=Stopper(3, fail))
+        train(GRPO, tinker_run, progress=Stopper(2, fail))
     saved, stub.saved = stub.saved, {}
-    with pytest.raises(TrainingError, match=r"checkpoint tinker://.*weights/checkpoint-2 .* cannot be loaded"):
+    with pytest.raises(TrainingError, match=r"checkpoint tinker://.*weights/checkpoint-1 .* cannot be loaded"):
         train(GRPO, tinker_run)
     stub.saved = saved
     resumed = train(GRPO, tinker_run)
-    assert (resumed.resumed_from, resumed.steps) == (2, 4)
+    assert (resumed.resumed_from, resumed.steps) == (1, 3)
     drawn = {(*prompt, *ids): logps for prompt, ids, logps in stub.samples}
     assert len(stub.trained) > 20
     for ids, inputs in stub.trained:
@@ -102,12 +102,12 @@ def test_a_stopped_training_resumes_and_trains_the_sampled_tokens(tinker_run, st
 
 
 def test_the_best_step_is_kept_and_trained_further(tinker_run, stub):
-    recipe = changed(GRPO, eval_steps=2, eval_tasks=2, eval_split="train", learning_rate=0.05)
+    recipe = changed(GRPO, max_steps=2, eval_steps=1, eval_tasks=2, eval_split="train", learning_rate=0.05)
     report = train(recipe, tinker_run)
     scores = {e["step"]: e["eval_recall"] for e in log(report) if "eval_recall" in e}
-    assert set(scores) == {0, 2, 4}
+    assert set(scores) == {0, 1, 2}
     again = train(changed(GRPO, name="again", init_from="grpo", max_steps=1), tinker_run)
-    assert record(again)["total_steps"] == 5
+    assert record(again)["total_steps"] == 3
     loaded = [body["path"] for name, body in stub.requests if name == "load_weights"]
     assert loaded[-1] == json.loads((report.path / "tinker.json").read_text())["weights"]
 

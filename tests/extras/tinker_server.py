@@ -104,15 +104,16 @@ class TinkerStub:
         for _ in range(body["num_samples"]):
             ids, stop = [], how.get("stop")
             while len(ids) < how["max_tokens"] and ids[-1:] != stop:
-                logits = model.network(input_ids=torch.tensor([prompt + ids])).logits[0, -1]
-                greedy = how["temperature"] == 0
-                ids.append(int(logits.argmax() if greedy else logits.softmax(-1).multinomial(1, generator=noise)))
-            logps = model.logps(prompt + ids)[-len(ids) :].numpy()
-            made = answer.sequences.add(tokens=np.array(ids, np.int32).tobytes(), logprobs=logps.tobytes())
+                logits = model.network(input_ids=torch.tensor([prompt + ids])).logits[0]
+                chosen = logits[-1].argmax() if how["temperature"] == 0 else _drawn(logits[-1], noise)
+                ids.append(int(chosen))
+            logps = logits.log_softmax(-1)[range(len(logits)), (prompt + ids)[1:]]
+            written = logps[-len(ids) :].numpy()
+            made = answer.sequences.add(tokens=np.array(ids, np.int32).tobytes(), logprobs=written.tobytes())
             made.stop_reason = proto.STOP_REASON_STOP if ids[-1:] == stop else proto.STOP_REASON_LENGTH
-            self.samples.append((prompt, ids, logps.tolist()))
+            self.samples.append((prompt, ids, written.tolist()))
         if body.get("prompt_logprobs"):
-            answer.prompt_logprobs = np.append(np.float32(np.nan), model.logps(prompt).numpy()).tobytes()
+            answer.prompt_logprobs = np.append(np.float32(np.nan), logps[: len(prompt) - 1].numpy()).tobytes()
         return answer.SerializeToString()
 
     def forward_backward(self, body):
@@ -156,6 +157,10 @@ class TinkerStub:
         model.optimizer.step()
         model.optimizer.zero_grad()
         return {"metrics": {}}
+
+
+def _drawn(logits, noise):
+    return logits.softmax(-1).multinomial(1, generator=noise)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -10,6 +10,7 @@ work and company occurs in the questions of only one split.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,7 @@ _FESTIVALS = 120
 _TALKS = 120
 
 
+@functools.lru_cache(maxsize=1)
 def generate(
     seed: int,
     n_train: int = 600,
