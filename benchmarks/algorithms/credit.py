@@ -62,16 +62,16 @@ class Setup(NamedTuple):
 SETUPS = {
     "agent": Setup(
         AGENT, 1e-3, f"{HERE}:score", ["recall", "em", "f1"],
-        {"question": (4, 16), "step": (4, 16), "final": (2, 13), "both": (2, 13), "return": (2, 13)},
+        {"question": (4, 16), "step": (4, 16), "final": (2, 13), "both": (2, 13)},
     ),
     "multihop": Setup(
         MULTIHOP, 2e-3, "recall", ["recall", "ap"],
-        {"question": (8, 40), "step": (8, 40), "final": (5, 40), "both": (5, 40), "return": (5, 40)},
+        {"question": (8, 40), "step": (8, 40), "final": (5, 40), "both": (5, 40)},
     ),
 }  # fmt: skip
 ARMS = {
     "question": {"groups": "question"},
-    **{credit: {"credit": credit} for credit in ("step", "final", "both", "return")},
+    **{credit: {"credit": credit} for credit in ("step", "final", "both")},
 }
 
 

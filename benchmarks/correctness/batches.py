@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/correctness/batches.py sampling/hotpotqa.yaml \
         --set data.questions=Q --set data.corpus=C
     python benchmarks/correctness/batches.py sampling/smollm2-rewrite.yaml --set data.questions=Q --set data.corpus=C \
-        --temperature 0 --completions 40 --demos 0 --sizes 8 40 --dtypes float32 bfloat16
+        --temperature 0 --completions 500 --demos 0 --sizes 8 40 --dtypes float32 bfloat16
 
 Prompts are as the recipe's program sends them: a question with zero to three passages and zero to three demos. Each
 completion has its own seed. The same completions are sampled one by one, in batches of 8 and in batches of 64 different

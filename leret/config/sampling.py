@@ -188,14 +188,12 @@ class SamplingSettings(Settings):
         None, description="reward for the program's result; None: same as reward"
     )
     final_weight: float = Field(0.5, ge=0, le=1, description="weight of `final` with credit: both")
-    credit: Literal["auto", "step", "final", "both", "return"] = Field(
+    credit: Literal["auto", "step", "final", "both"] = Field(
         "auto",
-        description="score by the step, the program's result (final), both, or this step and those after it (return);"
-        " auto: depends on the predictor",
+        description="score by the step, the program's result (final), or both; auto: depends on the predictor",
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="discount per step (credit: return)")
     n_continuations: PositiveInt = Field(
-        1, description="continuations per sample (credit: final, both or return)"
+        1, description="continuations per sample (credit: final or both)"
     )
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(
@@ -220,6 +218,16 @@ class SamplingSettings(Settings):
         description="gold: prompts but the first name missing gold documents, or the answer; the last has no demos",
     )
     bank: BankSettings = BankSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, sampling: Any) -> Any:
+        """Drop ``gamma: 1.0``, which earlier versions wrote in run.yaml."""
+        if not isinstance(sampling, dict) or sampling.get("gamma") != 1:
+            return sampling
+        if sampling.get("credit") == "return":
+            raise ValueError("credit: return is now `credit: final`, its value with gamma: 1")
+        return {name: value for name, value in sampling.items() if name != "gamma"}
 
     @property
     def n_few_shot(self) -> int:

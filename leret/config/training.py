@@ -273,9 +273,7 @@ class RoundRecipe(TrainingRecipe):
         None, description="maximum tokens; None: the run's"
     )
     reward: RewardKey | None = Field(None, description="None: the run's")
-    credit: Literal["step", "final", "both", "return"] | None = Field(
-        None, description="None: the run's"
-    )
+    credit: Literal["step", "final", "both"] | None = Field(None, description="None: the run's")
     unparsed_reward: float | None = Field(
         None,
         description="reward of unparsed completions; None: as in `reward`, else min(0, lowest in group)",

@@ -46,7 +46,7 @@ from leret.rollouts.actors import Role
 from leret.training.algorithms import ALGORITHMS
 
 T = TypeVar("T")
-Credit = Literal["step", "final", "both", "return"]
+Credit = Literal["step", "final", "both"]
 
 _WRITING: tuple[Any, ...] = (WriterKeys,)
 ALGORITHM_NAMES = tuple(

@@ -58,10 +58,9 @@ class LeReT(
             ipo and kto train on stored samples; grpo, rloo and ppo sample with the policy in
             training.
         credit: score of a completion: the reward (``step``), the metric at the program's end
-            (``final``), their mean (``both``), or the reward at the program's end (``return``).
-            None uses ``step`` for predictors that are followed by a search (``both`` if they also
-            decide when to stop, as in `dspy.ReAct`), and ``final`` for other predictors, which are
-            not trained if there is no metric.
+            (``final``), or their mean (``both``). None uses ``step`` for predictors that are
+            followed by a search (``both`` if they also decide when to stop, as in `dspy.ReAct`),
+            and ``final`` for other predictors, which are not trained if there is no metric.
         train_kwargs: keys of `leret train` recipes (such as ``learning_rate``), for all algorithms
             or nested by algorithm name; or one such dict per LM. The default ``learning_rate``
             depends on the model size.
@@ -73,7 +72,7 @@ class LeReT(
         max_lm_calls: maximum number of LM calls by the program in one compile, including calls on
             the valset.
         n_continuations: number of runs from each completion to the program's end, to compute the
-            metric or the return.
+            metric.
         num_threads: threads for the valset.
     """
 
@@ -110,11 +109,9 @@ class LeReT(
                 f"algorithms={self.algorithms!r}: choose from {', '.join(ALGORITHM_NAMES)}; `leret "
                 "train` trains pickers"
             )
-        if credit not in (None, "step", "final", "both", "return"):
-            raise ConfigError(
-                f"credit={credit!r}: choose step, final, both or return, or remove credit"
-            )
-        if reward is None and (metric is None or credit in ("step", "both", "return")):
+        if credit not in (None, "step", "final", "both"):
+            raise ConfigError(f"credit={credit!r}: choose step, final or both, or remove credit")
+        if reward is None and (metric is None or credit in ("step", "both")):
             raise ConfigError(
                 "reward is missing; pass a name (reward='ap') or a function, or use credit='final' "
                 "with a metric"

@@ -127,7 +127,7 @@ REWARDS: dict[str, Reward] = {
 }
 """Rewards by name in recipes, samples, summaries and reports."""
 
-_RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})
+_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})
 """Names of other fields of a sample."""
 
 

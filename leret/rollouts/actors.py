@@ -97,15 +97,14 @@ class Role:
             Predictors created inside ``forward`` are never sampled.
         credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final
             reward after running the program to its end from each sample. ``both``: weighted mean of
-            the step and final reward. ``return``: step reward plus its discounted increases up to
-            the program's end. ``auto``: ``step`` if a search follows the predictor (``both`` if the
-            predictor also decides when the program stops), else ``final``; without a final reward,
-            no samples.
+            the step and final reward. ``auto``: ``step`` if a search follows the predictor
+            (``both`` if the predictor also decides when the program stops), else ``final``; without
+            a final reward, no samples.
     """
 
     policy: Policy
     sampled: bool = True
-    credit: Literal["auto", "step", "final", "both", "return"] = "auto"
+    credit: Literal["auto", "step", "final", "both"] = "auto"
     temperature: float | None = None
     max_tokens: int | None = None
     top_p: float | None = None
@@ -124,7 +123,6 @@ class SamplingPlan:
         n_continuations: runs to the end from each sample, unless the credit is ``step``; their
             rewards are averaged.
         final_weight: weight of the final reward for credit ``both``, 0 to 1.
-        gamma: discount per step for credit ``return``, 0 to 1.
         searched: for each predictor reached so far, whether a search follows it; None before the
             first tasks have run.
         token_ids: keep the token ids and log-probabilities of sampled texts.
@@ -143,7 +141,6 @@ class SamplingPlan:
     final: Scoring | None = None
     n_continuations: int = 1
     final_weight: float = 0.5
-    gamma: float = 1.0
     searched: Mapping[str, bool] | None = None
     token_ids: bool = False
     stops: frozenset[str] = frozenset()
@@ -161,7 +158,6 @@ class SamplingPlan:
             final=None if end is None else scoring(end, "final"),
             n_continuations=settings.n_continuations,
             final_weight=settings.final_weight,
-            gamma=settings.gamma,
             **values,
         )
 

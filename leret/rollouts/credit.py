@@ -1,18 +1,17 @@
-"""Credit of a sample: its step reward, the final reward, their weighted mean, or the return.
+"""Credit of a sample: its step reward, the final reward, or their weighted mean.
 
 Rewards of a group are computed from the components of its samples: the parts of the step reward by
-name, ``final``, ``final.NAME`` for each part of a final reward with several parts, ``step`` for
-credit ``both``, and ``return``.
+name, ``final``, ``final.NAME`` for each part of a final reward with several parts, and ``step`` for
+credit ``both``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from leret.core.errors import ConfigError
-from leret.core.types import Outcome, Sample
+from leret.core.types import Sample
 from leret.rewards import REWARDS, Reward, Scoring
 
 PREFIX = "final."
@@ -63,26 +62,6 @@ class Crediting:
             return {}
         return {"final": value}
 
-    def discounted_return(self, outcomes: Sequence[Outcome | None], gamma: float) -> float:
-        """Return the first step reward plus the discounted increases of the step reward after it.
-
-        ``outcomes`` are those of a sample's step and of the steps that follow; None (unparsed)
-        counts as 0. The result is the first step reward if ``gamma`` is 0 and the last if it is 1.
-        A group mixer becomes a weighted sum.
-        """
-        rewards: list[float] = []
-        for outcome in outcomes:
-            if outcome is None:
-                rewards.append(0.0)
-                continue
-            reward = self.step(outcome)
-            if reward is None:
-                raise self._without_value(self.step, outcome.task.id)
-            rewards.append(reward)
-        increases = [after - before for before, after in pairwise(rewards)]
-        discounted = [gamma**n * increase for n, increase in enumerate(increases, start=1)]
-        return rewards[0] + sum(discounted)
-
     def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
         parts = [sample.components for sample in group]
         rewards = self.mixed(parts, credit, group[0].task_id)
@@ -96,8 +75,6 @@ class Crediting:
     ) -> list[tuple[float, dict[str, float]]]:
         """Return the reward and components of each sample of a state from its parts."""
         components = [dict(parts) for parts in group]
-        if credit == "return":
-            return [(parts["return"], parts) for parts in components]
         if credit != "step" and self.final is not None and len(self.final.parts) > 1:
             self._add_final(components, self.final)
         steps: Sequence[float | None] = [None] * len(components)
@@ -154,9 +131,7 @@ class Crediting:
 
 
 def credit_of(sample: Sample) -> str:
-    """Return the credit of a rewarded sample: step, final, both or return."""
-    if "return" in sample.components:
-        return "return"
+    """Return the credit of a rewarded sample: step, final or both."""
     if "final" not in sample.components:
         return "step"
     if "step" in sample.components:

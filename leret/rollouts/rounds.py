@@ -239,7 +239,7 @@ class RoundSampler:
         self.environment = environment
         self._run = run
         self._settings = scored_by(environment, recipe)
-        if recipe.sums_steps and self._settings.credit in {"both", "return"}:
+        if recipe.sums_steps and self._settings.credit == "both":
             raise ConfigError(
                 f"credit: {recipe.algorithm} adds up step rewards itself; set credit to step or "
                 "final"

@@ -389,13 +389,11 @@ class StateSampler:
     async def _final(self, visit: _Visit, key: str, reached: Reached) -> dict[str, float]:
         """Return the components of the final reward after a step, averaged over continuations."""
         state = visit.state
-        is_return = visit.role.credit == "return"
-        reward = self._return if is_return else self.end_values
         after = await visit.point.after(self._runner, reached)
 
         async def run_on(index: int) -> dict[str, float]:
             seed = ("continuation", state.draw, state.step, key, index)
-            return await reward(await self.run_on(after, *seed))
+            return await self.end_values(await self.run_on(after, *seed))
 
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
         ends = [started(run_on(index)) for index in range(n)]
@@ -405,8 +403,6 @@ class StateSampler:
             for name, value in (await end).items():
                 by_name.setdefault(name, []).append(value)
         means = {name: sum(values) / len(values) for name, values in by_name.items()}
-        if is_return:
-            return means
         return self.crediting.final_components(means)
 
     async def end_values(self, path: Walk) -> dict[str, float]:
@@ -425,17 +421,6 @@ class StateSampler:
                 f"the final reward has no value for task {end.task.id}; remove tasks without labels"
             )
         return values
-
-    async def _return(self, path: Walk) -> dict[str, float]:
-        outcomes: list[Outcome | None] = []
-        for point in (*path.points[:-1], path.end):
-            deep: tuple[tuple[str, ...], ...] = ()
-            if self._depth:
-                deep = await self._runner.deep_ids(point.need, len(point.steps), self._depth)
-            outcomes.append(None if point.unparsed else point.outcome(deep))
-        discounted_return = self.crediting.discounted_return
-        value = await asyncio.to_thread(discounted_return, outcomes, self._plan.gamma)
-        return {"return": value}
 
 
 async def predictors_searched(

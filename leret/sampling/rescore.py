@@ -98,10 +98,9 @@ def rescore(
         recipe = recipe.model_copy(update={"sampling": sampling})
     recipe = resolve_paths(recipe, Path.cwd())
     settings = recipe.sampling
-    if settings.credit in {"final", "return"}:
+    if settings.credit == "final":
         raise ConfigError(
-            f"sampling.credit is {settings.credit}: its rewards cannot be recomputed; "
-            "sample again into a new run"
+            "sampling.credit is final: its rewards cannot be recomputed; sample again into a new run"
         )
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)

@@ -43,6 +43,12 @@ def test_overrides_win_and_are_yaml():
     assert (recipe.data.options, recipe.program.arguments) == ({"a": [1]}, {"hops": 3})
 
 
+def test_gamma_of_an_earlier_version_is_left_out_and_its_credit_is_refused():
+    assert read("sampling.gamma=1.0") == read()
+    assert "unknown key" in problems("sampling.gamma=0.5")[0]
+    assert "credit: return is now `credit: final`" in problems("sampling.gamma=1.0", "sampling.credit=return")[0]
+
+
 def test_faults_are_listed_together_with_their_places():
     text = GOOD.replace("model: demo", "modle: demo\n  top_p: 2\n  max_tokens: many") + "sampling: {samples: none}\n"
     found = problems("retriever.kk=3", "sampling.margin=0.2", text=text)

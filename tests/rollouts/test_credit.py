@@ -9,7 +9,7 @@ import pytest
 from leret.config.sampling import SamplingSettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.runs import Run
-from leret.core.types import Outcome, Passage, Task
+from leret.core.types import Outcome, Task
 from leret.policies.base import Completion, PromptTooLongError
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -17,11 +17,9 @@ from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
-from leret.rollouts.credit import Crediting
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
 from tests.optimize.conftest import Asking
-from tests.optimize.fakes import Writer
 from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
@@ -233,41 +231,6 @@ def test_the_final_reward_sees_the_end(tmp_path):
     assert {outcome.n_steps for outcome in seen} == {3}
     assert all(outcome.outputs == {"answer": outcome.prediction.answer} for outcome in seen)
     assert any(outcome.ranking for outcome in seen)
-
-
-class Thrice(Writer):
-    def forward(self, question):
-        found = Found()
-        for _ in range(3):
-            found = self.search(self.write(question=question, context=found.passages).query, found)
-        return dspy.Prediction(doc_ids=found.doc_ids)
-
-
-def rewards_by_id(path, credit, **plan):
-    sample(path, Role(Recorded(), credit=credit), Thrice(), reward="recall", **plan)
-    return {s.id: (s.reward, s.components) for s in samples_of(path)}
-
-
-def test_a_return_without_discount_is_the_last_step_reward_and_with_full_discount_the_first(tmp_path):
-    final = rewards_by_id(tmp_path / "final", "final", final="recall")
-    one = rewards_by_id(tmp_path / "one", "return")
-    first = sorted(one)[0]
-    assert {name: reward for name, (reward, _) in one.items()} == {name: reward for name, (reward, _) in final.items()}
-    assert set(one[first][1]) == {"recall", "ap", "return"}
-    assert any(reward > parts["recall"] for reward, parts in one.values())
-    none = rewards_by_id(tmp_path / "none", "return", gamma=0.0)
-    assert all(reward == parts["recall"] for reward, parts in none.values())
-
-
-def test_a_return_discounts_the_increases_of_the_steps_that_follow():
-    task, docs = Task.question("q", "?", gold=("a", "b", "c", "d")), ("a", "x", "b", "c")
-    found = [tuple(Passage(doc, "", "", 1.0) for doc in docs[:n]) for n in (1, 2, 4)]
-    crediting = Crediting(scoring("recall"))
-    outcomes = [Outcome(task, ranking=ranking) for ranking in found]  # recall .25, .25, .75
-    assert crediting.discounted_return(outcomes, 0.5) == 0.25 + 0.5 * 0 + 0.25 * 0.5
-    assert crediting.discounted_return([*outcomes, None], 0.5) == 0.25 + 0.25 * 0.5 - 0.125 * 0.75  # unparsed end: 0
-    with pytest.raises(ConfigError, match=r"no value for question q"):
-        crediting.discounted_return([Outcome(Task.question("q", "?"))], 1.0)
 
 
 class Acting(Recorded):

@@ -29,14 +29,12 @@ CREDITING = Crediting(REWARD, REWARD)
 def advantages(credit, going):
     """Return the advantages of stop and go at each state; ``going`` is the probability of go at state 1."""
     value = going * REWARD(outcome("axb")) + (1 - going) * REWARD(outcome("ax"))
-    returns = [CREDITING.discounted_return([outcome("ax"), outcome(docs)], 1.0) for docs in ("ax", "axb")]
     states = [
-        [("a", REWARD(outcome("a")), REWARD(outcome("a"))),
-         ("ax", value, (1 - going) * returns[0] + going * returns[1])],
-        [(docs, REWARD(outcome(docs)), REWARD(outcome(docs))) for docs in ("ax", "axb")],
-    ]  # fmt: skip
+        [("a", REWARD(outcome("a"))), ("ax", value)],
+        [(docs, REWARD(outcome(docs))) for docs in ("ax", "axb")],
+    ]
     for actions in states:
-        parts = [{"net": REWARD(outcome(docs)), "final": end, "return": more} for docs, end, more in actions]
+        parts = [{"net": REWARD(outcome(docs)), "final": end} for docs, end in actions]
         rewards = torch.tensor([reward for reward, _ in CREDITING.mixed(parts, credit, "q")]).double()
         yield group_relative(rewards, torch.zeros(2).long(), "none").tolist()
 
@@ -52,7 +50,7 @@ def trained(credit):
     return [1 / (1 + math.exp(-logit)) for logit in logits]
 
 
-@pytest.mark.parametrize(("credit", "goes"), [("step", False), ("both", True), ("final", True), ("return", True)])
+@pytest.mark.parametrize(("credit", "goes"), [("step", False), ("both", True), ("final", True)])
 def test_only_credit_that_sees_further_searches_learns_not_to_stop(credit, goes):
     probability = trained(credit)[0]
     assert probability > 0.9 if goes else probability < 0.1
@@ -64,5 +62,5 @@ def test_normalising_by_turn_charges_for_every_further_turn_and_groups_of_a_stat
     rewards, turns = torch.tensor([*stop, *go]).double(), torch.tensor([0, 0, 1])
     by_turn = group_relative(rewards, turns, "none").tolist()
     assert sum(by_turn[1:]) < by_turn[0], "as in MT-GRPO: the mean of turn 1 takes away all that going on gained"
-    at_stop, at_go = next(iter(advantages("return", 1.0)))
+    at_stop, at_go = next(iter(advantages("final", 1.0)))
     assert at_go - at_stop == pytest.approx(sum(go) - sum(stop))

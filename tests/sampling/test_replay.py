@@ -140,9 +140,8 @@ def test_rewards_of_a_group_are_mixed_with_the_stored_samples(here):
         assert differences(replay(run, row["id"]))[row["id"]][0] == "reward"
 
 
-@pytest.mark.parametrize("credit", ["both", "return"])
-def test_final_rewards_are_computed_again_in_process(here, credit):
-    run = sampled_by(FakePolicy(), here / "run", 5, credit=credit, final="recall", n_continuations=2)
+def test_final_rewards_are_computed_again_in_process(here):
+    run = sampled_by(FakePolicy(), here / "run", 5, credit="both", final="recall", n_continuations=2)
     with policy_is(FakePolicy()):
         report = replay(run)
     assert (report.equal, report.notes) == (report.samples, [])

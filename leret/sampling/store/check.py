@@ -106,7 +106,7 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
         sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")
     ):
         # Final rewards cannot be checked: their rankings are not stored.
-        by_end = not {"final", "return"}.isdisjoint(sample.components)
+        by_end = "final" in sample.components
         stored = sample.components.get("step") if by_end else sample.reward
         task = tasks.get(sample.task_id)
         if task is None or stored is None or not sample.is_sampled:

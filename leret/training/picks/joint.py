@@ -70,9 +70,7 @@ class JointRecipe(RoundRecipe):
     writer: GRPORecipe = Field(
         GRPORecipe(num_generations=4), description="keys of grpo for the writer"
     )
-    credit: Literal["step", "final", "both", "return"] | None = Field(
-        "final", description="always final"
-    )
+    credit: Literal["step", "final", "both"] | None = Field("final", description="always final")
 
     @property
     def steps_per_round(self) -> int:
