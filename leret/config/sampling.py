@@ -223,10 +223,12 @@ class SamplingSettings(Settings):
     @classmethod
     def _without_removed_keys(cls, sampling: Any) -> Any:
         """Drop ``gamma: 1.0``, which earlier versions wrote in run.yaml."""
-        if not isinstance(sampling, dict) or sampling.get("gamma") != 1:
+        if not isinstance(sampling, dict):
             return sampling
         if sampling.get("credit") == "return":
-            raise ValueError("credit: return is now `credit: final`, its value with gamma: 1")
+            raise ValueError("credit: return was removed; set credit: final")
+        if sampling.get("gamma") != 1:
+            return sampling
         return {name: value for name, value in sampling.items() if name != "gamma"}
 
     @property

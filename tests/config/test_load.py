@@ -46,7 +46,7 @@ def test_overrides_win_and_are_yaml():
 def test_gamma_of_an_earlier_version_is_left_out_and_its_credit_is_refused():
     assert read("sampling.gamma=1.0") == read()
     assert "unknown key" in problems("sampling.gamma=0.5")[0]
-    assert "credit: return is now `credit: final`" in problems("sampling.gamma=1.0", "sampling.credit=return")[0]
+    assert "credit: return was removed; set credit: final" in problems("sampling.credit=return")[0]
 
 
 def test_faults_are_listed_together_with_their_places():
