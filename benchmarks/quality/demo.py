@@ -18,7 +18,7 @@ import pyarrow.parquet
 from leret.core.runs import Run
 from leret.sampling.store.store import Store
 
-SYSTEMS = ("raw-question", "oracle-titles", "base", "bank:1", "bank:2", "bank:3", "sft", "sft-more", "ipo")
+SYSTEMS = ("raw-question", "oracle-titles", "base", "bank:1", "sft", "sft-more", "ipo")
 
 
 def leret(*arguments):
@@ -27,6 +27,8 @@ def leret(*arguments):
 
 def diverse(out, seed):
     leret("demo", "--run", out, "--seed", seed)
+    leret("train", "training/demo-sft-more.yaml", "--run", out, "--set", f"seed={seed}")
+    leret("eval", "eval/demo.yaml", "--run", out, "--set", f"seed={seed}")
 
 
 def temperature_only(out, seed):

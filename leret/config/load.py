@@ -145,7 +145,7 @@ def load_all(
                 fitting = {
                     override: key
                     for override, key in plain.items()
-                    if _has_place(stage, placed.value, key)
+                    if _has_place(stage, placed.value, key, is_named=key != override)
                 }
                 matched |= set(fitting)
                 recipes.append(
@@ -172,11 +172,17 @@ def _unmatched(override: str) -> str:
     return f"--set {override}: no recipe has key {first!r}{nearest(first, keys - {first})}; fix it"
 
 
-def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
-    """Return True if the stage has the override's first key. For ``data.KEY``, an evaluation must have KEY too."""
+def _has_place(stage: Any, value: Mapping[str, Any], override: str, is_named: bool) -> bool:
+    """Return True if the stage has the override's first key.
+
+    For ``data.KEY``, an evaluation must have KEY too. ``policies`` are those of sampling, unless the
+    override names the stage (``is_named``).
+    """
     first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
     if first not in fields_of(sections(stage, (), value)):
         return False
+    if first == "policies" and stage is not SamplingRecipe:
+        return is_named
     if not rest or first != "data" or stage is SamplingRecipe:
         return True
     inner = fields_of(sections(stage, ("data",), value))

@@ -22,11 +22,8 @@ from leret.programs.search import Found, Search
 if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
 
-TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
-"""Training recipes of `leret demo`, in order.
-
-demo-sft-more is a control with as many steps as the two recipes before it together.
-"""
+TRAININGS = ("demo-sft", "demo-ipo", "demo-grpo")
+"""Training recipes of `leret demo`, in order."""
 _OF_SFT = 2  # the first two stages, sampling and demo-sft, are needed by all others
 _STOP_S = 30.0
 

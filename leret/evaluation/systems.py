@@ -23,7 +23,7 @@ a name             a trained policy of the run, zero-shot; the base policy with 
 ``SYSTEM@NAME``, for every system except ``rm3``, searches with a retriever from the recipe's
 ``retrievers``. A retriever that no name in ``systems`` mentions is used with all selected systems.
 
-``bank`` selects every prompt of the bank, ``policies`` every trained policy.
+``bank`` selects the best few-shot prompt of the bank, ``policies`` every trained policy.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def select(
     for name in names:
         if name == "bank":
             bank = [system for system in of_run if system.name.startswith("bank:")]
-            wanted |= {system.name for system in bank if not system.shows_hint}
+            wanted |= {system.name for system in bank[:1] if not system.shows_hint}
         elif name == "policies":
             wanted |= {system.name for system in of_run if system.kind == "policy"}
         elif name in systems:

@@ -108,7 +108,7 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones
     succeeds("demo", "--seed", "1")
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
-    trained = {"sft", "ipo", "sft-more", "grpo"}
+    trained = {"sft", "ipo", "grpo"}
     assert {row["system"] for row in rows} == {"raw-question", "oracle-titles", "base", *trained}
     beside = Path("runs/demo/cache/demo-grpo.log").read_text()  # a second process's
     assert "policies/grpo" in beside

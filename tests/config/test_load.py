@@ -165,6 +165,9 @@ def test_overrides_go_to_the_stages_with_their_key():
     assert (sampling.sampling.seed, sft.seed, ipo.seed, evaluation.seed, evaluation.limit) == (4, 3, 3, 3, 5)
     sampling, sft, ipo, evaluation = load_all(["r.yaml"], ["train.seed=6", "eval.limit=7"], known_names())
     assert (sft.seed, ipo.seed, evaluation.seed, evaluation.limit) == (6, 6, 0, 7)
+    pickers = ["policies={pick: {kind: encoder}}", "policies.pick.hidden_size=8", "eval.policies.pick.model=demo"]
+    sampling, *_, evaluation = load_all(["r.yaml"], pickers, known_names())
+    assert (sampling.policies["pick"].hidden_size, evaluation.policies["pick"].kind) == (8, "local")
     assert load_recipe("r.yaml", EvalRecipe).systems == ("base",)
     assert load_recipe("r.yaml", SamplingRecipe).policy.model == "demo"
     with pytest.raises(ConfigError, match="2 recipes for `leret train`"):

