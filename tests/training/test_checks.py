@@ -20,9 +20,9 @@ from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExample, check_parity
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, check_parity
 from leret.training.model import find_initial, load_for_training
-from leret.training.stored.preference import IPORecipe, collate_pairs, examples, preference_rows
+from leret.training.stored.preference import collate_pairs, preference_rows
 from leret.training.stored.trainer import check_loss
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
@@ -98,12 +98,8 @@ def encoder(original):
     return TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)))
 
 
-def check(run, encoder, said=""):
-    pairs = examples(IPORecipe(), RunSamples(run))
-    for pair in pairs:
-        pair.prompt[-1]["content"] += said
-    initial = find_initial(run, "base")
-    check_parity(run, initial, pairs, encoder)
+def check(run, encoder):
+    check_parity(run, find_initial(run, "base"), encoder)
 
 
 def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
@@ -152,11 +148,6 @@ def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
     change(run)
     with pytest.raises(TrainingError, match=says):
         check(run, encoder)
-
-
-def test_what_was_not_sent_is_refused(original, encoder):
-    with pytest.raises(TrainingError, match=r"differs from the sampled prompt(.|\n)*please(.|\n)*leret rescore"):
-        check(original, encoder, said=" please")
 
 
 def test_a_program_is_opened_again_only_where_it_or_a_version_has_changed(run, encoder, monkeypatch):

@@ -75,7 +75,7 @@ def test_examples_that_are_too_long_are_dropped_and_counted(tmp_path, base):
 
 def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     run = sampled_run(tmp_path / "run", base, spread=False)
-    for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, r"train\.parquet holds no pair")):
+    for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, "the run has no pairs")):
         with pytest.raises(TrainingError, match=says):
             train(recipe, run)
     assert estimate(changed(SFT, require_spread=False), run).examples == 24

@@ -119,7 +119,7 @@ class StoredAlgorithm:
         if job.run is not None:
             same = has_sampled_tokenizer(job.run, job.initial, recipe.predictors)
         encoded = encoder.encode(examples, same_tokenizer=same)
-        check_parity(job.run, job.initial, examples, encoder, recipe.predictors)
+        check_parity(job.run, job.initial, encoder, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]
         if not fitting:
