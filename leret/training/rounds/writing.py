@@ -25,13 +25,14 @@ from leret.policies.serving.model import refresh, resolve_policy
 from leret.policies.tool_calls import read_calls
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
+from leret.training.driver import means
 from leret.training.job import TrainingJob
 from leret.training.model import InitialPolicy, SavedPolicy, library_of, save_policy
 from leret.training.processes import from_main
 from leret.training.rounds.advantages import (
     Comparison,
     group_statistics,
-    mini_batches,
+    step_indices,
 )
 from leret.training.rounds.learner import Objective
 from leret.training.rounds.losses import KL, KLController, importance_weights
@@ -142,13 +143,11 @@ class WriterLearner:
         loss_beta = 0.0 if self.objective.penalty == "reward" else beta
         round_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
         steps = []
-        for order in range(recipe.num_iterations):
-            seed = recipe.seed, number, order
-            for index in mini_batches(batch.groups, recipe.num_mini_batches, *seed):
-                figures = self.update.step(batch.rows(index), loss_beta, round_tokens)
-                if figures:
-                    steps.append(figures)
-                    self._schedule.step()
+        for index in step_indices(recipe, batch.groups, number):
+            figures = self.update.step(batch.rows(index), loss_beta, round_tokens)
+            if figures:
+                steps.append(figures)
+                self._schedule.step()
         return steps
 
     def _batch(self, sampled: Sampled) -> RolloutBatch:
@@ -196,8 +195,8 @@ class WriterLearner:
         """Return a round's figures for the log, and adjust the weight of the KL penalty."""
         figures = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
         figures |= self.update.mismatch()
-        for name in steps[0] if steps else ():
-            figures[LOGGED.get(name, name)] = sum(step[name] for step in steps) / len(steps)
+        for name, value in means(steps).items():
+            figures[LOGGED.get(name, name)] = value
         kl = 0.0
         if batch.reference is not None:
             figures["kl_coef"] = beta
