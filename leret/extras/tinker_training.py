@@ -531,7 +531,6 @@ def _stored(
         settings,
         algorithm.examples,
         algorithm.make_trainer,
-        algorithm.oracle_loss,
         algorithm.describe,
         find_tinker,
         terms,

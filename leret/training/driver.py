@@ -54,8 +54,8 @@ class Engine(Protocol):
     Attributes:
         state: step, log and best step, as in transformers.
         steps: optimizer steps so far.
-        preflight: relative error of the trainer's loss
-            (`leret.training.stored.trainer.check_loss`); None if unknown.
+        preflight: relative error of TRL's log-probabilities
+            (`leret.training.stored.trainer.check_logps`); None if unknown.
     """
 
     state: TrainerState

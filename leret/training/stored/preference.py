@@ -19,7 +19,6 @@ from leret.training.data import Encoded, Samples, TrainingExample
 from leret.training.stored.trainer import (
     StoredAlgorithm,
     TrainerInputs,
-    completion_logps,
     stored_trainer,
 )
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 Weight = Annotated[float, Field(gt=0)]
-
-_SIDES = ("chosen", "rejected")
 
 
 class PairRecipe(ExampleRecipe):
@@ -106,7 +103,6 @@ def collate_pairs(
     divides a completion's log-ratio by the sum of its completion mask. Nothing else reads the
     mask's first column, so this function sets the column to ``1 - n_tokens``: the mask then sums to
     1, TRL's loss uses sums, and its metrics stay the same.
-    `leret.training.stored.trainer.check_loss` verifies the loss before training starts.
 
     ``margin`` (nats per unit of reward difference in a pair) is added to the reference's
     log-probability of the chosen completion. For DPO it is the offset of arXiv 2402.10571. IPO with
@@ -224,25 +220,6 @@ def pair_terms(
     }
 
 
-def oracle_loss(
-    recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]
-) -> float:
-    """Return the recipe's weighted loss on summed log-probabilities.
-
-    IPO with reduction ``token`` averages them.
-    """
-    import torch
-
-    logps, references = [], []
-    for side in _SIDES:
-        tokens = f"{side}_tokens"
-        logps.append([completion_logps(model, row["prompt_tokens"], row[tokens]) for row in rows])
-        references.append([row[f"ref_{side}_logps"] for row in rows])
-    gains = [row["gain"] for row in rows]
-    terms = pair_terms(recipe, logps, torch.tensor(references), gains)
-    return float(terms["loss"])
-
-
 def _describe(recipe: DPORecipe | IPORecipe) -> str:
     if isinstance(recipe, DPORecipe):
         text = f"direct preference optimization (arXiv 2305.18290), beta {recipe.beta}"
@@ -258,5 +235,5 @@ def _describe(recipe: DPORecipe | IPORecipe) -> str:
     return f"{text}, with losses {mixture}"
 
 
-DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe)
-IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, oracle_loss, _describe)
+DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, _describe)
+IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, _describe)

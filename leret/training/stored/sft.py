@@ -5,7 +5,7 @@ Training on a state's best samples under the zero-shot prompt is LeReT's context
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,6 @@ from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, p
 from leret.training.stored.trainer import (
     StoredAlgorithm,
     TrainerInputs,
-    completion_logps,
     stored_trainer,
 )
 
@@ -179,22 +178,6 @@ def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
     }
 
 
-def oracle_loss(recipe: SFTRecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean negative log-probability of the targets' tokens.
-
-    It is computed by plain forward passes, to check the trainer's loss.
-    """
-    import torch
-
-    logps = []
-    for row in rows:
-        values = completion_logps(model, row["prompt_tokens"], row["completion_tokens"])
-        if not row["learns_end"]:
-            values = values[:-1]
-        logps.append(values)
-    return float(-torch.cat(logps).mean())
-
-
 def _describe(recipe: SFTRecipe) -> str:
     if recipe.targets == "answer":
         return "supervised fine-tuning on reference answers"
@@ -203,4 +186,4 @@ def _describe(recipe: SFTRecipe) -> str:
     return f"supervised fine-tuning on the {recipe.targets} completions of each state"
 
 
-SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, oracle_loss, _describe)
+SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, _describe)
