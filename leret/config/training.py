@@ -14,6 +14,9 @@ from leret.config.sampling import RewardKey
 from leret.core.classes import is_path, load_named
 from leret.core.errors import ConfigError
 
+_REMOVED = {"samples": "student"}
+"""Removed keys with their defaults."""
+
 
 class LoraSettings(Settings):
     """A low-rank adapter instead of full weights."""
@@ -361,6 +364,18 @@ class WritingRecipe(PolicyGradientRecipe):
     kl_horizon: float = Field(
         10_000, gt=0, description="completions in which beta changes by up to 20%"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, recipe: Any) -> Any:
+        """Drop the defaults of removed keys, which earlier versions wrote in training.json."""
+        if not isinstance(recipe, Mapping):
+            return recipe
+        current = dict(recipe)
+        for name, default in _REMOVED.items():
+            if name not in cls.model_fields and current.get(name) == default:
+                current.pop(name, None)
+        return current
 
     @model_validator(mode="after")
     def _has_what_its_keys_need(self) -> Self:

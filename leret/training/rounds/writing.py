@@ -27,7 +27,7 @@ from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.driver import means
 from leret.training.job import TrainingJob
-from leret.training.model import InitialPolicy, SavedPolicy, library_of, save_policy
+from leret.training.model import SavedPolicy, library_of, save_policy
 from leret.training.processes import from_main
 from leret.training.rounds.advantages import (
     Comparison,
@@ -63,7 +63,6 @@ class WriterLearner:
         self.objective = objective
         self.predictors = recipe.predictors
         self.actors = (self,)
-        self._writes = True
         self.score: Callable[[Sequence[tuple[Ids, Ids]]], list[list[float]]] | None = None
         self._initial = job.initial
         self.model, self.tokenizer = load_trainable(job.initial, recipe.lora, recipe.dtype, device)
@@ -109,20 +108,6 @@ class WriterLearner:
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
-    def sample_with(self, model: Any, initial: InitialPolicy) -> None:
-        """Let another model with the policy's tokenizer write the completions of each round."""
-        assert isinstance(self.policy, LocalPolicy)
-        thinking = self.policy.settings.enable_thinking
-        self.policy.close()
-        self.policy = LocalPolicy.over(
-            model,
-            self.tokenizer,
-            name=initial.name,
-            digest=initial.digest,
-            enable_thinking=thinking,
-        )
-        self._writes = False
-
     @property
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
@@ -154,9 +139,7 @@ class WriterLearner:
         """Return a round's completions, with log-probabilities and values where they are needed."""
         recipe, objective = self.recipe, self.objective
         groups = sampled.groups.to(self.update.device)
-        # The log-probabilities of another model say nothing about this one's.
-        sampler_logps = sampled.logps if self._writes else ()
-        batch = RolloutBatch.of(sampled.sequences, groups, sampler_logps)
+        batch = RolloutBatch.of(sampled.sequences, groups, sampled.logps)
         if sampled.teacher_prompts:
             batch = replace(batch, teacher_prompts=list(sampled.teacher_prompts))
         if self.score is not None:
