@@ -294,18 +294,6 @@ class RoundRecipe(TrainingRecipe):
     def steps_per_round(self) -> int:
         return self.num_iterations * self.num_mini_batches
 
-    @model_validator(mode="before")
-    @classmethod
-    def _takes_older_recipes(cls, value: Any) -> Any:
-        """Leave out a key that is null where only an engine on the shelf has it, as in older recipes."""
-        if not isinstance(value, Mapping):
-            return value
-        recipe = dict(value)
-        for name in ("keep_rollouts", "reindex_rounds"):
-            if name not in cls.model_fields and name in recipe and recipe[name] is None:
-                del recipe[name]
-        return recipe
-
     @model_validator(mode="after")
     def _compares_rollouts_by_their_outcome(self) -> Self:
         if self.groups == "question" and self.credit not in (None, "final"):

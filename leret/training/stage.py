@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
@@ -46,9 +48,6 @@ from leret.training.model import InitialPolicy, training_record, with_learning_r
 from leret.training.processes import is_main
 from leret.training.validation import open_validation
 from leret.training.watch import check_trackers
-
-_OF_AN_ENGINE = ("keep_rollouts", "reindex_rounds")
-"""Keys that engines on the shelf have, and that every recipe of an online algorithm had before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,24 +285,11 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
     return TrainingRecord(**value)
 
 
-def _with_known_keys(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored recipe without the keys of other engines, which older versions stored as well.
-
-    They had no effect. `_OF_AN_ENGINE` are the keys that had one.
-    """
-    recipe = {}
-    for name, value in before.items():
-        if name in now or name in _OF_AN_ENGINE:
-            recipe[name] = value
-    for section in ("picker", "writer"):
-        if isinstance(now.get(section), dict):
-            recipe[section] = _with_known_keys(before[section], now[section])
-    return recipe
-
-
 def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
     where = job.directory.policy if job.directory.policy.is_dir() else job.directory.path
-    recipe = _with_known_keys(before["recipe"], job.key["recipe"])
+    recipe = before["recipe"]
+    with suppress(ValidationError):  # without removed keys, and with defaults of new ones
+        recipe = TrainingRecipe.model_validate(recipe).model_dump(mode="json")
     check_resumable(
         where,
         {**recipe, "digest": before["digest"]},
