@@ -14,7 +14,7 @@ from leret.config.sampling import RewardKey
 from leret.core.classes import is_path, load_named
 from leret.core.errors import ConfigError
 
-_REMOVED = {"samples": "student"}
+_REMOVED = {"samples": "student", "target_kl": None, "kl_horizon": 10_000}
 """Removed keys with their defaults."""
 
 
@@ -346,12 +346,6 @@ class WritingRecipe(PolicyGradientRecipe):
         description="weight losses by min(p_trainer / p_sampler, importance_clip); None: no weights",
     )
     kl_estimator: Literal["k1", "k3"] = "k3"
-    target_kl: float | None = Field(
-        None, gt=0, description="nats per completion, to adapt beta; None: fixed beta"
-    )
-    kl_horizon: float = Field(
-        10_000, gt=0, description="completions in which beta changes by up to 20%"
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -366,9 +360,7 @@ class WritingRecipe(PolicyGradientRecipe):
         return current
 
     @model_validator(mode="after")
-    def _has_what_its_keys_need(self) -> Self:
-        if self.target_kl is not None and not self.beta:
-            raise ValueError("target_kl adapts beta, but beta is 0; set an initial beta above 0")
+    def _serves_adapters(self) -> Self:
         if self.served and self.lora is None:
             raise ValueError("served: servers can only load LoRA adapters; set lora too")
         return self

@@ -35,7 +35,7 @@ from leret.training.rounds.advantages import (
     step_indices,
 )
 from leret.training.rounds.learner import Objective
-from leret.training.rounds.losses import KL, KLController, importance_weights
+from leret.training.rounds.losses import KL, importance_weights
 from leret.training.rounds.update import (
     LOGGED,
     Ids,
@@ -80,7 +80,6 @@ class WriterLearner:
             temperature=self.temperature,
             reference=reference,
         )
-        self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(
             recipe, self.update.optimizer, recipe.n_steps(len(job.inputs))
         )
@@ -114,18 +113,17 @@ class WriterLearner:
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
         recipe = self.recipe
-        beta = self.kl.coefficient
         batch = self._batch(sampled)
         if self.update.reference is not None:
             logps, _ = self.update.evaluate(batch, reference=True)
             batch = replace(batch, reference=logps)
-        batch = self._weighted(self.objective.advantages(recipe, sampled, batch, beta))
-        return self._log_figures(sampled, batch, beta, self._steps(batch, beta, number))
+        batch = self._weighted(self.objective.advantages(recipe, sampled, batch, recipe.beta))
+        return self._log_figures(sampled, batch, self._steps(batch, number))
 
-    def _steps(self, batch: RolloutBatch, beta: float, number: int) -> list[dict[str, float]]:
+    def _steps(self, batch: RolloutBatch, number: int) -> list[dict[str, float]]:
         """Take the optimizer steps of a round; return their figures."""
         recipe = self.recipe
-        loss_beta = 0.0 if self.objective.penalty == "reward" else beta
+        loss_beta = 0.0 if self.objective.penalty == "reward" else recipe.beta
         round_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
         steps = []
         for index in step_indices(recipe, batch.groups, number):
@@ -172,28 +170,25 @@ class WriterLearner:
         self,
         sampled: Sampled,
         batch: RolloutBatch,
-        beta: float,
         steps: Sequence[Mapping[str, float]],
     ) -> dict[str, float]:
-        """Return a round's figures for the log, and adjust the weight of the KL penalty."""
+        """Return a round's figures for the log."""
         figures = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
         figures |= self.update.mismatch()
         for name, value in means(steps).items():
             figures[LOGGED.get(name, name)] = value
         kl = 0.0
         if batch.reference is not None:
-            figures["kl_coef"] = beta
             length = float(batch.mask.sum(1).mean())
             if batch.old_logps is not None:
                 estimate = KL[self.recipe.kl_estimator](batch.old_logps, batch.reference)
                 per_completion = (estimate * batch.mask).sum(1)
                 figures["kl"] = float(per_completion.mean()) / length
             kl = figures.get("kl", 0.0) * length
-            self.kl.update(kl, len(sampled.rewards))
         if self.objective.penalty == "reward":
             figures["objective/kl"] = kl
             figures["objective/scores"] = figures["reward"]
-            figures["objective/rlhf_reward"] = figures["reward"] - beta * kl
+            figures["objective/rlhf_reward"] = figures["reward"] - self.recipe.beta * kl
             if "entropy" in sampled.metrics:
                 figures["policy/entropy"] = sampled.metrics["entropy"]
         return figures
@@ -207,7 +202,6 @@ class WriterLearner:
             "weights": {name: weight.detach() for name, weight in parameters.items()},
             "optimizer": self.update.optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
-            "kl_coef": self.kl.coefficient,
         }
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
@@ -216,7 +210,6 @@ class WriterLearner:
                 weight.copy_(state["weights"][name])
         self.update.optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        self.kl.coefficient = state["kl_coef"]
 
     def save(self, directory: Path) -> SavedPolicy:
         save_policy(self.model, self.tokenizer, directory)

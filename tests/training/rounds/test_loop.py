@@ -16,7 +16,7 @@ from tests.tiny import tiny_policy
 from tests.training.training_runs import ONLINE, bits, changed, crash, log, record, weights_of
 
 SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16, "save_steps": 2}
-GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2, target_kl=0.01)
+GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2)
 GSPO = GSPORecipe(**SMALL, num_mini_batches=2)
 
 
@@ -44,7 +44,6 @@ def test_a_training_that_goes_on_after_a_crash_ends_in_the_same_bits(run, recipe
     crash(run, recipe, 5)
     resumed = train(recipe, run)
     assert resumed.resumed_from == 4
-    assert recipe is not PPO or len({entry["kl_coef"] for entry in log(resumed)}) > 1, "it follows the divergence"
     straight = train(changed(recipe, name="straight"), run)
     assert bits(resumed) == bits(straight)
 
