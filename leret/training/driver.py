@@ -39,7 +39,6 @@ N_CHECKPOINTS = 2
 
 _SHOWN = {
     "reward": "reward",
-    "objective/rlhf_reward": "reward",
     "rewards/accuracies": "accuracy",
     "rewards/margins": "margin",
     "loss": "loss",

@@ -177,20 +177,11 @@ class WriterLearner:
         figures |= self.update.mismatch()
         for name, value in means(steps).items():
             figures[LOGGED.get(name, name)] = value
-        kl = 0.0
-        if batch.reference is not None:
+        if batch.reference is not None and batch.old_logps is not None:
+            estimate = KL[self.recipe.kl_estimator](batch.old_logps, batch.reference)
+            per_completion = (estimate * batch.mask).sum(1)
             length = float(batch.mask.sum(1).mean())
-            if batch.old_logps is not None:
-                estimate = KL[self.recipe.kl_estimator](batch.old_logps, batch.reference)
-                per_completion = (estimate * batch.mask).sum(1)
-                figures["kl"] = float(per_completion.mean()) / length
-            kl = figures.get("kl", 0.0) * length
-        if self.objective.penalty == "reward":
-            figures["objective/kl"] = kl
-            figures["objective/scores"] = figures["reward"]
-            figures["objective/rlhf_reward"] = figures["reward"] - self.recipe.beta * kl
-            if "entropy" in sampled.metrics:
-                figures["policy/entropy"] = sampled.metrics["entropy"]
+            figures["kl"] = float(per_completion.mean()) / length
         return figures
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
