@@ -37,8 +37,7 @@ class PickBatch:
         rollouts: index of the pick's rollout.
         step_rewards: each pick's part of the rollout's reward.
         targets: advantages or returns, depending on the method.
-        old_logps: log-probabilities under the reference (dpo, ipo) or under the sampling picker
-            (grpo).
+        old_logps: log-probabilities under the sampling picker.
         comparison: rewards of the round to compare.
     """
 

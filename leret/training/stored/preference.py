@@ -75,8 +75,7 @@ def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -
         kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance
             from 1 / (2 beta).
         margins: (n_pairs,) chosen minus rejected log-ratio to the reference model. A completion's
-            log-probability is a sum over tokens, or their mean for ipo with reduction ``token``. A
-            pick has one log-probability.
+            log-probability is a sum over tokens, or their mean for ipo with reduction ``token``.
         beta: strength of the regularization toward the reference; tau in the IPO paper.
 
     Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv
