@@ -20,8 +20,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from leret.core.errors import LeretError, TrainingError
-from leret.core.runs import Run, program_digest, versions
+from leret.core.errors import TrainingError
+from leret.core.runs import Run
 from leret.core.types import Messages, Sample, State
 from leret.policies.checkpoints import sampled_settings
 from leret.policies.local.chat_template import PromptEncoder, apply_template, letters
@@ -346,7 +346,7 @@ def check_parity(
     encoder: TokenEncoder,
     predictors: Collection[str] | None = None,
 ) -> None:
-    """Compare some prompts of the run, if any, with those that the trainer and the program make of them.
+    """Compare token counts of some zero-shot prompts with the sampler's, if there is a run.
 
     Raise `TrainingError` at the first difference.
     """
@@ -361,7 +361,6 @@ def check_parity(
         )
         states = list(islice(trained, _STATES))
     _check_counts(run, initial, encoder, states, predictors)
-    _check_program(run, states)
 
 
 def has_sampled_tokenizer(
@@ -414,43 +413,3 @@ def _check_counts(
             raise TrainingError(fault)
         _LOG.warning("%s, unless the sampler was another model", fault)
         return
-
-
-def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
-    """Check that the program still sends the sampled messages.
-
-    Skip the check if program and versions are unchanged.
-    """
-    from leret.programs.checks import message_difference
-    from leret.rollouts.environment import Environment
-
-    manifest = run.manifest
-    program = (manifest.sampling or {}).get("program")
-    sampled = manifest.digests.get("program")
-    try:
-        if program and manifest.versions == versions() and program_digest(program) == sampled:
-            return
-        formatter = Environment.open(run).formatter
-    except (LeretError, OSError) as error:
-        return run.event("train", "messages not checked", why=str(error))
-    for group in states:
-        state = group.state
-        if state.predictor in formatter.picks or "tools" in state.messages[0]:
-            continue  # the stored inputs do not hold the tools themselves
-        try:
-            need = formatter.need(state.predictor, state.inputs)
-            today = plain(formatter.messages(need))
-        except KeyError:
-            raise TrainingError(
-                f"question {state.task_id}: the program no longer has the sampled predictor "
-                f"{state.predictor!r}; restore the program, or sample a new run with the current "
-                "program"
-            ) from None
-        if today != plain(state.messages):
-            raise TrainingError(
-                f"question {state.task_id}, step {state.step}: the program no longer sends the "
-                "sampled messages:\n"
-                f"{message_difference(plain(state.messages), today, ('sampled', 'today'))}\n"
-                "A policy trained on the sampled messages would receive different prompts. Restore "
-                "the program and its adapter, or sample a new run with the current program"
-            )

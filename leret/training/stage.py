@@ -8,6 +8,7 @@ publishes the policy.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,7 +23,7 @@ from leret.config.training import RoundRecipe, TrainingRecipe
 from leret.core.classes import sources_digest
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
-from leret.core.runs import Run
+from leret.core.runs import Run, versions
 from leret.core.stages import check_resumable, inputs_unchanged
 from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
 from leret.policies.local.chat_template import dated
@@ -48,6 +49,8 @@ from leret.training.model import InitialPolicy, training_record, with_learning_r
 from leret.training.processes import is_main
 from leret.training.validation import open_validation
 from leret.training.watch import check_trackers
+
+_LOG = logging.getLogger("leret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,14 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
     recipe = with_learning_rate(recipe, initial)
     if not inputs_unchanged(run.path, "sample"):
         refuse_changes_since_sampling(run, "train")
+    dspy, sampled_with = versions()["dspy"], run.manifest.versions.get("dspy")
+    if sampled_with not in (None, dspy):
+        _LOG.warning(
+            "the run was sampled with dspy %s, and dspy %s is installed; if their prompts differ, "
+            "the policy is trained on prompts that it will not receive",
+            sampled_with,
+            dspy,
+        )
     inputs: Sequence[Any]
     if algorithm.is_online:
         assert environment is not None

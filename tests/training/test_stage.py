@@ -73,6 +73,12 @@ def test_examples_that_are_too_long_are_dropped_and_counted(tmp_path, base):
         train(changed(SFT, name="none", max_length=4), run)
 
 
+def test_another_dspy_than_at_sampling_is_a_warning(run, caplog):
+    run.update(versions={**run.manifest.versions, "dspy": "0"})
+    estimate(SFT, run)
+    assert "the run was sampled with dspy 0, and dspy" in caplog.text
+
+
 def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     run = sampled_run(tmp_path / "run", base, spread=False)
     for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, "the run has no pairs")):
