@@ -5,7 +5,7 @@
     OMP_NUM_THREADS=1 python benchmarks/quality/picking.py update [--sentences 50] [--model DIRECTORY]
     OMP_NUM_THREADS=1 python benchmarks/quality/picking.py babilong --data DATA --out OUT [--task qa2] [--seeds 3]
     OMP_NUM_THREADS=1 python benchmarks/quality/picking.py variants --data DATA --out OUT
-    OMP_NUM_THREADS=1 python benchmarks/quality/picking.py expand --data DATA --out OUT [--losses grpo ipo dpo]
+    OMP_NUM_THREADS=1 python benchmarks/quality/picking.py expand --data DATA --out OUT
 
 The first three commands use sentences of random words. ``long`` embeds the sentences of one long text and picks among
 these. ``features`` scores 1,000 states of 20 candidates with 25 features each. ``update`` runs forward and backward
@@ -13,8 +13,8 @@ passes of both heads for 48 episodes of two picks. Without ``--model``, encoders
 positions as in the recipe `babilong`.
 ``babilong`` runs the shipped recipes of that name, one training per seed, and `leret eval` at several lengths. qa3 has
 only 1,000 stories, so each is used 16 times with different names; the test file is bAbI's. ``variants`` repeats this
-with pqn and changed values and positions, one seed each. ``expand`` trains `expand-pick` on HotpotQA with the losses
-grpo, ipo and dpo, adds the rule that is best on the dev split, and evaluates the first picker on other data sets.
+with pqn and changed values and positions, one seed each. ``expand`` trains `expand-pick` on HotpotQA,
+adds the rule that is best on the dev split, and evaluates the first picker on other data sets.
 ``--set`` overrides keys of the trainings. DATA is the folder of data sets.
 
     embed_s     CPU-seconds until the first pick, with all sentences encoded
@@ -53,8 +53,6 @@ from leret.rollouts.environment import Environment
 from leret.training.validation import Validation
 
 ROOT = Path(__file__).parents[2]
-LOSSES = {"grpo": (), "ipo": (), "dpo": ("beta=1.0",)}
-"""Variants, with the keys to override."""
 SETS = {
     "hover": ("hotpotqa", "hover/queries_dev.jsonl.gz"),
     "musique": ("musique", "musique/queries_all.jsonl.gz"),
@@ -315,9 +313,9 @@ def expand(arguments: argparse.Namespace) -> dict[str, object]:
     of_data = arguments.data / "hotpotqa"
     given = settings(f"data.questions={of_data}/queries_all.jsonl.gz", f"data.corpus={of_data}/corpus.jsonl.gz")
     seconds = {"sample": leret("sample", f"sampling/{recipe}", "--run", run, *given)}
-    names = [(f"{loss}-{seed}", loss, seed) for loss in arguments.losses for seed in range(arguments.seeds)]
-    for name, loss, seed in names:
-        own = settings(f"seed={seed}", f"name={name}", f"loss={loss}", *LOSSES[loss], *arguments.set)
+    names = [f"grpo-{seed}" for seed in range(arguments.seeds)]
+    for seed, name in enumerate(names):
+        own = settings(f"seed={seed}", f"name={name}", *arguments.set)
         seconds[name] = leret("train", f"training/{recipe}", "--run", run, *own)
     seconds["eval"] = leret("eval", f"eval/{recipe}", "--run", run)
     with Environment.open(Run.open(run)) as environment:
@@ -326,21 +324,20 @@ def expand(arguments: argparse.Namespace) -> dict[str, object]:
         best = max(worth, key=worth.__getitem__)
         raw = recalls(environment, Rule(lambda one, step: one.data.get("question", 0.0)), test)
         rule = recalls(environment, Rule(RULES[best]), test)
-        rows = {name: recalls(environment, pickers(run, name), test) for name, _, _ in names}
-        for loss in arguments.losses:
-            rows[loss] = np.mean([rows[name] for name, own, _ in names if own == loss], axis=0).tolist()
+        rows = {name: recalls(environment, pickers(run, name), test) for name in names}
+        rows["grpo"] = np.mean([rows[name] for name in names], axis=0).tolist()
     others = {}
     for name in SETS:
         environment, tasks = opened(run, arguments.data, name)
         with environment:
-            found = recalls(environment, pickers(run, names[0][0]), tasks)
+            found = recalls(environment, pickers(run, names[0]), tasks)
             alone = recalls(environment, Rule(lambda one, step: one.data.get("question", 0.0)), tasks)
         others[name] = [len(tasks), float(np.mean(alone)), float(np.mean(found)), difference(found, alone)]
     return {
         "n": len(test), "raw": float(np.mean(raw)), "rules_on_dev": worth, "best_rule": [best, float(np.mean(rule))],
         "recall": {name: float(np.mean(row)) for name, row in rows.items()},
-        "minus_raw": {loss: difference(row, raw) for loss, row in rows.items()},
-        "minus_rule": {loss: difference(row, rule) for loss, row in rows.items()},
+        "minus_raw": {name: difference(row, raw) for name, row in rows.items()},
+        "minus_rule": {name: difference(row, rule) for name, row in rows.items()},
         "others": others, "cpu_s": seconds,
     }  # fmt: skip
 
@@ -359,7 +356,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--task", default="qa2")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
     parser.add_argument("--set", action="append", default=[])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -14,6 +14,9 @@ from leret.config.sampling import RewardKey
 from leret.core.classes import is_path, load_named
 from leret.core.errors import ConfigError
 
+_REMOVED = {"samples": "student", "target_kl": None, "kl_horizon": 10_000}
+"""Removed keys with their defaults."""
+
 
 class LoraSettings(Settings):
     """A low-rank adapter instead of full weights."""
@@ -291,18 +294,6 @@ class RoundRecipe(TrainingRecipe):
     def steps_per_round(self) -> int:
         return self.num_iterations * self.num_mini_batches
 
-    @model_validator(mode="before")
-    @classmethod
-    def _takes_older_recipes(cls, value: Any) -> Any:
-        """Leave out a key that is null where only an engine on the shelf has it, as in older recipes."""
-        if not isinstance(value, Mapping):
-            return value
-        recipe = dict(value)
-        for name in ("keep_rollouts", "reindex_rounds"):
-            if name not in cls.model_fields and name in recipe and recipe[name] is None:
-                del recipe[name]
-        return recipe
-
     @model_validator(mode="after")
     def _compares_rollouts_by_their_outcome(self) -> Self:
         if self.groups == "question" and self.credit not in (None, "final"):
@@ -355,17 +346,21 @@ class WritingRecipe(PolicyGradientRecipe):
         description="weight losses by min(p_trainer / p_sampler, importance_clip); None: no weights",
     )
     kl_estimator: Literal["k1", "k3"] = "k3"
-    target_kl: float | None = Field(
-        None, gt=0, description="nats per completion, to adapt beta; None: fixed beta"
-    )
-    kl_horizon: float = Field(
-        10_000, gt=0, description="completions in which beta changes by up to 20%"
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, recipe: Any) -> Any:
+        """Drop the defaults of removed keys, which earlier versions wrote in training.json."""
+        if not isinstance(recipe, Mapping):
+            return recipe
+        current = dict(recipe)
+        for name, default in _REMOVED.items():
+            if name not in cls.model_fields and current.get(name) == default:
+                current.pop(name, None)
+        return current
 
     @model_validator(mode="after")
-    def _has_what_its_keys_need(self) -> Self:
-        if self.target_kl is not None and not self.beta:
-            raise ValueError("target_kl adapts beta, but beta is 0; set an initial beta above 0")
+    def _serves_adapters(self) -> Self:
         if self.served and self.lora is None:
             raise ValueError("served: servers can only load LoRA adapters; set lora too")
         return self

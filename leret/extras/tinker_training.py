@@ -45,7 +45,6 @@ from leret.training.processes import n_processes, refuse_processes
 from leret.training.rounds.grpo import GRPO, GRPOKeys
 from leret.training.rounds.learner import Objective
 from leret.training.rounds.loop import RoundLoop
-from leret.training.rounds.losses import KLController
 from leret.training.rounds.rloo import RLOO, RLOORecipe
 from leret.training.rounds.update import Forward, RolloutBatch, make_schedule
 from leret.training.rounds.writing import WriterLearner, check_decoding
@@ -404,17 +403,15 @@ class TinkerLearner(WriterLearner):
         self.policy = self.adapter.policy
         self._schedule = self.adapter.schedule
         self.update = TinkerUpdate(self.adapter, recipe, objective)
-        self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
         return self.adapter.validate(validation, step)
 
     def state(self, directory: Path) -> dict[str, Any]:
-        return {**self.adapter.state(directory), "kl_coef": self.kl.coefficient}
+        return self.adapter.state(directory)
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
         self.adapter.load_state(state, directory)
-        self.kl.coefficient = state["kl_coef"]
 
     def save(self, directory: Path) -> SavedPolicy:
         return self.adapter.save(directory)
@@ -531,7 +528,6 @@ def _stored(
         settings,
         algorithm.examples,
         algorithm.make_trainer,
-        algorithm.oracle_loss,
         algorithm.describe,
         find_tinker,
         terms,

@@ -21,7 +21,7 @@ from leret.core.types import Task, digest
 from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
 from leret.rollouts.environment import Environment, questions_digest
-from leret.training.algorithms import TrainingRecipe, algorithm_of
+from leret.training.algorithms import TrainingRecipe
 from leret.training.data import TrainingExample, examples_digest
 from leret.training.job import CheckpointDirectory, Interrupt, TrainReport
 from leret.training.job import TrainingJob as LocalTraining
@@ -142,7 +142,7 @@ def _training(
     max_steps = None if online else keys.pop("max_steps", None)
     thinking = keys.pop("enable_thinking", None)
     recipe = validated(TrainingRecipe, keys)
-    if not online and algorithm_of(recipe).is_online:
+    if not online and recipe.find_algorithm().is_online:
         raise TrainingError(
             f"algorithm: {recipe.algorithm} needs a run's tasks to sample; for stored examples use "
             "sft, dpo or ipo"

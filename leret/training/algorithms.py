@@ -77,10 +77,4 @@ TrainingRecipe.engines = {
 }
 
 
-def algorithm_of(recipe: TrainingRecipe) -> Algorithm:
-    """Return the algorithm of a recipe, as its engine trains it."""
-    algorithm: Algorithm = recipe.find_algorithm()
-    return algorithm
-
-
-__all__ = ["ALGORITHMS", "Algorithm", "TrainingRecipe", "algorithm_of"]
+__all__ = ["ALGORITHMS", "Algorithm", "TrainingRecipe"]

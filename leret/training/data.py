@@ -14,15 +14,14 @@ import hashlib
 import json
 import logging
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from leret.core.errors import LeretError, TrainingError
-from leret.core.runs import Run, program_digest, versions
+from leret.core.errors import TrainingError
+from leret.core.runs import Run
 from leret.core.types import Messages, Sample, State
 from leret.policies.checkpoints import sampled_settings
 from leret.policies.local.chat_template import PromptEncoder, apply_template, letters
@@ -33,22 +32,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("leret")
 _STATES = 8  # number of states whose sampled prompts are checked
-_COLUMNS = (
-    "prompt",
-    "chosen",
-    "rejected",
-    "question_id",
-    "predictor",
-    "score_chosen",
-    "score_rejected",
-)
-_SIDES = ("chosen", "rejected")
-_ENDINGS = (
-    "chosen_finish_reason",
-    "rejected_finish_reason",
-    "chosen_token_ids",
-    "rejected_token_ids",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +81,17 @@ class GroupSamples:
         None  # reward of unparsable completions; None drops these completions
     )
 
+    pairing: ClassVar[Mapping[str, Any]] = {"strategy": "adjacent"}
+
     def groups(self) -> Iterable[StateSamples]:
         return self.samples
-
-    def pairs(self) -> Iterator[TrainingExample]:
-        from leret.sampling.preferences.dataset import distinct, make_pairs
-
-        for group in self.samples:
-            for pair in make_pairs(distinct(group.samples), "adjacent"):
-                rewards = tuple(float(sample.reward or 0.0) for sample in pair)
-                yield TrainingExample.of(group.state, pair, rewards)
 
 
 @dataclass(frozen=True)
 class RunSamples:
-    """A run's samples and its pairs (from ``R/preferences``).
+    """A run's samples of finished tasks, by the last sampling policy.
 
-    The samples are of finished tasks, by the last sampling policy.
+    Pairs are made with the settings of ``R/preferences``.
     """
 
     run: Run
@@ -125,6 +102,12 @@ class RunSamples:
         from leret.sampling.preferences.dataset import unparsed_reward
 
         return unparsed_reward(self.run)
+
+    @property
+    def pairing(self) -> Mapping[str, Any]:
+        from leret.sampling.rescore import pair_settings
+
+        return pair_settings(self.run)
 
     def groups(self) -> Iterator[StateSamples]:
         from leret.sampling.preferences.dataset import no_finished_question
@@ -141,60 +124,8 @@ class RunSamples:
                 raise no_finished_question(store, policy)
         _check_predictors(self.predictors, sampled)
 
-    def pairs(self) -> list[TrainingExample]:
-        """Return the pairs in ``R/preferences/train.parquet``, in file order."""
-        rows = _pair_rows(self.run.preferences / "train.parquet")
-        _check_predictors(self.predictors, {str(row["predictor"]) for row in rows})
-        if self.predictors is not None:
-            rows = [row for row in rows if row["predictor"] in self.predictors]
-        return [_pair(row) for row in rows]
-
 
 Samples = GroupSamples | RunSamples
-
-
-def _pair_rows(path: Path) -> list[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    if not path.is_file():
-        raise TrainingError(
-            f"{path} is missing; write it with `leret sample`, or rebuild it with `leret rescore`"
-        )
-    try:
-        # read_table imports pandas, which takes a second.
-        table = pyarrow.parquet.ParquetFile(path).read()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise TrainingError(
-            f"{path} cannot be read ({error}); rebuild it with `leret rescore`"
-        ) from error
-    missing = [name for name in _COLUMNS if name not in table.column_names]
-    if missing:
-        raise TrainingError(
-            f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
-            "rebuild it with `leret rescore`"
-        )
-    # Pairs of an older version lack the columns of endings.
-    endings = [name for name in _ENDINGS if name in table.column_names]
-    rows: list[dict[str, Any]] = table.select([*_COLUMNS, *endings]).to_pylist()
-    if not rows:
-        raise TrainingError(
-            f"{path} holds no pairs, because no state has two completions with different rewards; "
-            "sample more questions, more prompts or samples per state, or at a higher temperature"
-        )
-    return rows
-
-
-def _pair(row: Mapping[str, Any]) -> TrainingExample:
-    chosen, rejected = row["chosen"][0], row["rejected"][0]
-    return TrainingExample(
-        str(row["question_id"]),
-        plain(row["prompt"]),
-        (str(chosen["content"]), str(rejected["content"])),
-        (float(row["score_chosen"]), float(row["score_rejected"])),
-        tuple(row.get(f"{side}_finish_reason") == "length" for side in _SIDES),
-        tuple(row.get(f"{side}_token_ids") for side in _SIDES),
-    )
 
 
 def plain(messages: Sequence[Any]) -> Messages:
@@ -412,11 +343,10 @@ class TokenEncoder:
 def check_parity(
     run: Run | None,
     initial: InitialPolicy,
-    examples: Sequence[TrainingExample],
     encoder: TokenEncoder,
     predictors: Collection[str] | None = None,
 ) -> None:
-    """Compare some training prompts with those of the run, if any.
+    """Compare token counts of some zero-shot prompts with the sampler's, if there is a run.
 
     Raise `TrainingError` at the first difference.
     """
@@ -431,8 +361,6 @@ def check_parity(
         )
         states = list(islice(trained, _STATES))
     _check_counts(run, initial, encoder, states, predictors)
-    _check_examples(run, states, examples)
-    _check_program(run, states)
 
 
 def has_sampled_tokenizer(
@@ -478,81 +406,10 @@ def _check_counts(
         fault = (
             f"question {state.task_id}, step {state.step}: the sampler counted {counts.pop()} "
             f"tokens in the zero-shot prompt, but {initial.directory} encodes the same messages to "
-            f"{len(ids)}:\n"
-            f"  {_tokens(encoder.tokenizer, ids, 0)}\n"
-            f"  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
-            "Serve the model with the tokenizer and chat template of that directory, and sample "
-            "again"
+            f"{len(ids)}; serve the model with the tokenizer and chat template of that directory, "
+            "and sample again"
         )
         if has_sampled_tokenizer(run, initial, predictors):
             raise TrainingError(fault)
         _LOG.warning("%s, unless the sampler was another model", fault)
         return
-
-
-def _check_examples(
-    run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]
-) -> None:
-    from leret.programs.checks import message_difference
-
-    prompts: dict[str, list[Messages]] = defaultdict(list)
-    for group in states:
-        prompts[group.state.task_id].append(plain(group.state.messages))
-    if len(states) == _STATES:
-        del prompts[states[-1].state.task_id]  # this task may have more states than were read
-    for example in examples:
-        trained = example.prompt
-        sent = prompts.get(example.task_id)
-        if sent and trained not in sent:
-            raise TrainingError(
-                f"question {example.task_id}: the training prompt differs from the sampled "
-                f"prompt:\n{message_difference(trained, sent[0], ('trained', 'sent'))}\n{run.preferences} "
-                f"does not match the run's samples; rebuild it with `leret rescore --run {run.path}`"
-            )
-
-
-def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
-    """Check that the program still sends the sampled messages.
-
-    Skip the check if program and versions are unchanged.
-    """
-    from leret.programs.checks import message_difference
-    from leret.rollouts.environment import Environment
-
-    manifest = run.manifest
-    program = (manifest.sampling or {}).get("program")
-    sampled = manifest.digests.get("program")
-    try:
-        if program and manifest.versions == versions() and program_digest(program) == sampled:
-            return
-        formatter = Environment.open(run).formatter
-    except (LeretError, OSError) as error:
-        return run.event("train", "messages not checked", why=str(error))
-    for group in states:
-        state = group.state
-        if state.predictor in formatter.picks or "tools" in state.messages[0]:
-            continue  # the stored inputs do not hold the tools themselves
-        try:
-            need = formatter.need(state.predictor, state.inputs)
-            today = plain(formatter.messages(need))
-        except KeyError:
-            raise TrainingError(
-                f"question {state.task_id}: the program no longer has the sampled predictor "
-                f"{state.predictor!r}; restore the program, or sample a new run with the current "
-                "program"
-            ) from None
-        if today != plain(state.messages):
-            raise TrainingError(
-                f"question {state.task_id}, step {state.step}: the program no longer sends the "
-                "sampled messages:\n"
-                f"{message_difference(plain(state.messages), today, ('sampled', 'today'))}\n"
-                "A policy trained on the sampled messages would receive different prompts. Restore "
-                "the program and its adapter, or sample a new run with the current program"
-            )
-
-
-def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:
-    start = max(0, place - 5)
-    dots = "..." if start else ""
-    text = tokenizer.decode(list(ids[start : place + 12]))
-    return f"{dots}{text!r} {list(ids[start : place + 6])}"

@@ -9,7 +9,6 @@ the same order for the engines that are not a Trainer.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,7 +39,6 @@ N_CHECKPOINTS = 2
 
 _SHOWN = {
     "reward": "reward",
-    "objective/rlhf_reward": "reward",
     "rewards/accuracies": "accuracy",
     "rewards/margins": "margin",
     "loss": "loss",
@@ -55,8 +53,8 @@ class Engine(Protocol):
     Attributes:
         state: step, log and best step, as in transformers.
         steps: optimizer steps so far.
-        preflight: relative error of the trainer's loss
-            (`leret.training.stored.trainer.check_loss`); None if unknown.
+        preflight: relative error of TRL's log-probabilities
+            (`leret.training.stored.trainer.check_logps`); None if unknown.
     """
 
     state: TrainerState
@@ -108,10 +106,6 @@ class Driver(TrainerCallback):
             self.progress.advance(state.global_step)
         elif self.validate is not None:
             self._validate(self.validate, state, control)
-        if state.best_global_step:  # the run's directory may have moved
-            state.best_model_checkpoint = os.path.join(
-                args.output_dir, f"checkpoint-{state.best_global_step}"
-            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.interrupt.agree():
@@ -213,7 +207,7 @@ class StepLoop:
         self.state.epoch = epoch
         self._handler.on_step_end(self.args, self.state, self.control)
         if self.control.should_log:
-            self.log(_means(self._figures))
+            self.log(means(self._figures))
             self._figures = []
         return bool(self.control.should_save)
 
@@ -303,7 +297,8 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
     return record
 
 
-def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each figure over the steps that have it."""
     columns: dict[str, list[float]] = {}
     for figures in steps:
         for name, value in figures.items():

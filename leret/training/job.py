@@ -272,8 +272,8 @@ class TrainingRecord:
     Attributes:
         rounds: number of rounds, which are then the steps of the log; None for training on stored
             samples.
-        preflight: relative error of the trainer's loss
-            (`leret.training.stored.trainer.check_loss`).
+        preflight: relative error of TRL's log-probabilities
+            (`leret.training.stored.trainer.check_logps`).
         log_history: metrics of each logged step, named as in TRL and in `leret.training.watch`.
         best_step: step of the published weights, chosen by validation; None without validation
             (last step published).

@@ -8,11 +8,14 @@ publishes the policy.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
@@ -20,7 +23,7 @@ from leret.config.training import RoundRecipe, TrainingRecipe
 from leret.core.classes import sources_digest
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
-from leret.core.runs import Run
+from leret.core.runs import Run, versions
 from leret.core.stages import check_resumable, inputs_unchanged
 from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
 from leret.policies.local.chat_template import dated
@@ -47,8 +50,7 @@ from leret.training.processes import is_main
 from leret.training.validation import open_validation
 from leret.training.watch import check_trackers
 
-_OF_AN_ENGINE = ("keep_rollouts", "reindex_rounds")
-"""Keys that engines on the shelf have, and that every recipe of an online algorithm had before."""
+_LOG = logging.getLogger("leret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,14 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
     recipe = with_learning_rate(recipe, initial)
     if not inputs_unchanged(run.path, "sample"):
         refuse_changes_since_sampling(run, "train")
+    dspy, sampled_with = versions()["dspy"], run.manifest.versions.get("dspy")
+    if sampled_with not in (None, dspy):
+        _LOG.warning(
+            "the run was sampled with dspy %s, and dspy %s is installed; if their prompts differ, "
+            "the policy is trained on prompts that it will not receive",
+            sampled_with,
+            dspy,
+        )
     inputs: Sequence[Any]
     if algorithm.is_online:
         assert environment is not None
@@ -286,24 +296,11 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
     return TrainingRecord(**value)
 
 
-def _with_known_keys(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored recipe without the keys of other engines, which older versions stored as well.
-
-    They had no effect. `_OF_AN_ENGINE` are the keys that had one.
-    """
-    recipe = {}
-    for name, value in before.items():
-        if name in now or name in _OF_AN_ENGINE:
-            recipe[name] = value
-    for section in ("picker", "writer"):
-        if isinstance(now.get(section), dict):
-            recipe[section] = _with_known_keys(before[section], now[section])
-    return recipe
-
-
 def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
     where = job.directory.policy if job.directory.policy.is_dir() else job.directory.path
-    recipe = _with_known_keys(before["recipe"], job.key["recipe"])
+    recipe = before["recipe"]
+    with suppress(ValidationError):  # without removed keys, and with defaults of new ones
+        recipe = TrainingRecipe.model_validate(recipe).model_dump(mode="json")
     check_resumable(
         where,
         {**recipe, "digest": before["digest"]},

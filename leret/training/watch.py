@@ -1,7 +1,7 @@
 """Monitoring of training logs: rules that raise alarms, and a monitor that feeds trackers.
 
-Log entries use TRL's names (`reward`, `kl`, `completions/mean_length` ..., and `objective/kl` and
-`val/ratio` for PPO). leret adds `completions/unparsed` and `completions/distinct`, which are
+Log entries use TRL's names (`reward`, `kl`, `completions/mean_length` ..., and `val/ratio` for
+PPO). leret adds `completions/unparsed` and `completions/distinct`, which are
 fractions of the sampled completions, and to every log `PEAK` and `RATE`. For validation, leret adds
 `eval_MEASURE` and `eval_unparsed`.
 """
@@ -45,8 +45,7 @@ NOISE = 0.05
 """Minimum drop of a validation measure that counts: about the standard error of recall on 64
 tasks."""
 
-_REWARDS = ("reward", "objective/rlhf_reward")
-_SCORES = (*_REWARDS, "rewards/margins")
+_SCORES = ("reward", "rewards/margins")
 """Metrics that training should increase: the reward, or the margin of chosen over rejected."""
 
 
@@ -83,7 +82,7 @@ RULES = (
     # mixer normalize_then_sum, the mean is 0 up to rounding errors.
     Rule(
         "reward",
-        _REWARDS,
+        ("reward",),
         lambda value, start: start > 1e-6 and value < 2 / 3 * start,
         "the sample reward fell from {start:.3g} to {value:.3g}, so updates make the policy worse; "
         "lower learning_rate or raise the KL coefficient",
@@ -91,7 +90,7 @@ RULES = (
     # Healthy training runs of the demo keep at least 40% of their entropy, even at the highest useful learning rate.
     Rule(
         "entropy",
-        ("entropy", "policy/entropy"),
+        ("entropy",),
         lambda value, start: value < 0.2 * start,
         "the policy's entropy fell from {start:.3g} to {value:.3g} nats per token, so completions "
         "hardly vary; lower learning_rate, raise the KL coefficient, or sample at a higher "
@@ -147,14 +146,6 @@ RULES = (
         ("kl",),
         lambda value, start: value > 2,
         "the policy's KL from the initial policy is {value:.3g} nats per token; "
-        "raise the KL coefficient, or lower learning_rate",
-    ),
-    # KL per sequence, for completions of about ten tokens or more; TRL's PPO has limits of the same order.
-    Rule(
-        "kl",
-        ("objective/kl",),
-        lambda value, start: value > 20,
-        "the policy's KL from the initial policy is {value:.3g} nats per completion; "
         "raise the KL coefficient, or lower learning_rate",
     ),
     # TRL's PPO guide: a ratio near 1 is healthy, and a ratio of 2 or .1 means that updates are too large.
@@ -250,8 +241,7 @@ def _check(rule: Rule, log: Log) -> str | None:
     key = next((key for key in rule.keys if latest.get(key) is not None), None)
     if key is None:
         return None
-    has_reward = any(name in latest for name in _REWARDS)
-    if key == "entropy" and ("alpha" in latest or not has_reward):
+    if key == "entropy" and ("alpha" in latest or "reward" not in latest):
         return None  # imitation and a decaying temperature lower the entropy on purpose
     start = fmean(_first_values(log, key, rule.row))
     last = _first_values(reversed(log), key, rule.row)

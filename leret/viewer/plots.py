@@ -24,9 +24,9 @@ MISMATCH = (_TOKENS, _COMPLETIONS)
 
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
-    ("mean reward", {"reward": "reward", "objective/scores": "reward before the KL penalty"}),
-    ("KL to the initial policy, nats", {"kl": "KL", "objective/kl": "KL"}),
-    ("entropy, nats per token", {"entropy": "entropy", "policy/entropy": "entropy"}),
+    ("mean reward", {"reward": "reward"}),
+    ("KL to the initial policy, nats", {"kl": "KL"}),
+    ("entropy, nats per token", {"entropy": "entropy"}),
     ("share of groups without spread", {"frac_reward_zero_std": "share"}),
     ("share of unparsed completions", {"completions/unparsed": "share"}),
     ("mean length of a completion, tokens", {"completions/mean_length": "tokens"}),

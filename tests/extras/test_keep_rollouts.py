@@ -6,7 +6,7 @@ import torch
 from leret.extras.keep_rollouts import ENGINE, KeepGRPO, same_side_of_mean
 from leret.rollouts.environment import Environment, training_tasks
 from leret.rollouts.rounds import RoundSampler
-from leret.training.algorithms import TrainingRecipe, algorithm_of
+from leret.training.algorithms import TrainingRecipe
 from leret.training.job import TrainingJob
 from leret.training.model import find_initial
 from tests.training.rounds.conftest import run  # noqa: F401
@@ -42,7 +42,7 @@ def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept
 @pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "ppo"])
 def test_a_recipe_names_the_filter_as_its_engine(algorithm):
     keys = {"algorithm": algorithm, "engine": "keep-rollouts", "keep_rollouts": "below"}
-    assert algorithm_of(TrainingRecipe.model_validate(keys)) is ENGINE[algorithm]
+    assert TrainingRecipe.model_validate(keys).find_algorithm() is ENGINE[algorithm]
 
 
 def test_a_rollout_is_kept_where_all_parts_agree():

@@ -25,7 +25,7 @@ TWO_ROUNDS = {**SMALL, "max_steps": 4, "num_mini_batches": 2}
 RECIPES = {
     "grpo": GRPORecipe(**ONE_UPDATE),
     "rloo-rounds": KeepRLOO(**TWO_ROUNDS, keep_rollouts="either"),
-    "ppo-rounds": PPORecipe(**TWO_ROUNDS, num_iterations=1, target_kl=0.01),
+    "ppo-rounds": PPORecipe(**TWO_ROUNDS, num_iterations=1),
     "stopped": GRPORecipe(**SMALL, max_steps=6, save_steps=50, eval_steps=2, eval_tasks=2, eval_split="train"),
 }
 RECIPES = {name: changed(recipe, name=name) for name, recipe in RECIPES.items()}

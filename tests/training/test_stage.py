@@ -5,9 +5,9 @@ from unittest.mock import Mock
 import pytest
 
 from leret.config.training import TrainingRecipe
-from leret.core.errors import TrainingError
+from leret.core.errors import RunError, TrainingError
 from leret.training import stage
-from leret.training.stage import _with_known_keys, estimate, train
+from leret.training.stage import _check_same, estimate, train
 from leret.training.stored.preference import DPORecipe, IPORecipe
 from leret.training.stored.sft import SFTRecipe
 from leret.training.stored.trainer import TRLEngine
@@ -73,9 +73,15 @@ def test_examples_that_are_too_long_are_dropped_and_counted(tmp_path, base):
         train(changed(SFT, name="none", max_length=4), run)
 
 
+def test_another_dspy_than_at_sampling_is_a_warning(run, caplog):
+    run.update(versions={**run.manifest.versions, "dspy": "0"})
+    estimate(SFT, run)
+    assert "the run was sampled with dspy 0, and dspy" in caplog.text
+
+
 def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     run = sampled_run(tmp_path / "run", base, spread=False)
-    for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, r"train\.parquet holds no pair")):
+    for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, "the run has no pairs")):
         with pytest.raises(TrainingError, match=says):
             train(recipe, run)
     assert estimate(changed(SFT, require_spread=False), run).examples == 24
@@ -97,12 +103,10 @@ def test_under_deepspeed_a_last_checkpoint_is_refused_with_what_to_remove(tmp_pa
         engine.load(tmp_path)
 
 
-def test_a_recipe_of_an_older_version_is_the_same_without_keys_of_other_engines():
-    now = TrainingRecipe.model_validate({"algorithm": "grpo", "keep_rollouts": None}).model_dump(mode="json")
-    keys = {"use_vllm": False, "vllm_mode": "server", "gradient_accumulation_steps": 1, "keep_rollouts": None}
-    assert _with_known_keys({**now, **keys}, now) == {**now, "keep_rollouts": None}
-    assert _with_known_keys({**now, "keep_rollouts": "above"}, now)["keep_rollouts"] == "above"
-    joint = TrainingRecipe.model_validate({"algorithm": "joint"}).model_dump(mode="json")
-    older = {**joint, "writer": {**joint["writer"], **keys}, "reward": {"parts": {"ap": 1.0}}}
-    writer = {**joint["writer"], "keep_rollouts": None}
-    assert _with_known_keys(older, joint) == {**older, "writer": writer}
+def test_a_training_that_has_removed_keys_resumes_where_they_had_their_defaults(tmp_path):
+    recipe = TrainingRecipe.model_validate({"algorithm": "distill"})
+    key = {"recipe": recipe.model_dump(mode="json"), "digest": {}}
+    job = SimpleNamespace(recipe=recipe, key=key, directory=SimpleNamespace(policy=tmp_path, path=tmp_path))
+    _check_same(job, {**key, "recipe": {**key["recipe"], "samples": "student"}})
+    with pytest.raises(RunError, match="samples: 'teacher' in the run, None in the recipe"):
+        _check_same(job, {**key, "recipe": {**key["recipe"], "samples": "teacher"}})

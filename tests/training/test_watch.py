@@ -9,9 +9,7 @@ def log_of(key, *values, **beside):
 
 PROVOKED = {
     "reward": log_of("reward", 0.31, 0.33, 0.23, 0.18, 0.18, 0.17),
-    "reward of PPO": log_of("objective/rlhf_reward", 0.3, 0.3, 0.3, 0.1, 0.1, 0.1),
     "entropy": log_of("entropy", 1.0, 1.0, 1.0, 0.15, 0.15, 0.1, reward=0.5),
-    "entropy of PPO": log_of("policy/entropy", 1.0, 1.0, 1.0, 0.1, 0.1, 0.1, **{"objective/rlhf_reward": 0.5}),
     "zero_spread": log_of("frac_reward_zero_std", 0.5, 0.95, 0.95, 1.0),
     "duplicates": log_of("completions/distinct", 0.7, 0.15, 0.13, 0.13),
     "unparsed": log_of("completions/unparsed", 0.0, 0.5, 0.5, 0.5),
@@ -24,7 +22,6 @@ PROVOKED = {
     "pick/kl of a picker in joint training": log_of("pick/kl", 0.0, 0.1, 3.0, 3.0, 3.0, kl=0.1),
     "pick/reward of a picker in joint training": log_of("pick/reward", 0.6, 0.6, 0.6, 0.3, 0.3, 0.3, reward=0.6),
     "kl": log_of("kl", 0.0, 0.1, 3.0, 3.0, 3.0),
-    "kl of PPO": log_of("objective/kl", 0.0, 5.0, 30.0, 30.0, 30.0),
     "ratio": log_of("val/ratio", 1.0, 1.0, 5.0, 5.0, 5.0),
     "ratio, clipped": log_of("clip_ratio/region_mean", 0.0, 0.1, 0.5, 0.5, 0.5),
     "overfitting": log_of("eval_recall", 0.5, 0.6, reward=0.3)

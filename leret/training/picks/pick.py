@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from leret.config.training import PickingRecipe, changed_keys
 from leret.training.model import find_picker
 from leret.training.rounds.algorithm import RoundAlgorithm
-from leret.training.stored.preference import pair_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +25,8 @@ class PickRecipe(PickingRecipe):
     """Train a picker on several picks per state, which are compared by reward."""
 
     algorithm: Literal["pick"] = "pick"
-    loss: Literal["grpo", "dpo", "ipo", "sft", "kl"] = Field(
-        "grpo",
-        description="grpo: group-relative advantages; dpo, ipo: pairs; sft: best picks; kl: softmax of rewards",
+    loss: Literal["grpo", "kl"] = Field(
+        "grpo", description="grpo: group-relative advantages; kl: softmax of rewards"
     )
     reward_temperature: float = Field(0.1, gt=0, description="for kl: divides the rewards")
     scale_rewards: Literal["group", "batch", "none"] = Field(
@@ -42,39 +40,22 @@ class PickRecipe(PickingRecipe):
     beta: float | None = Field(
         None,
         ge=0,
-        description="pull to the initial picker: weight of the exact KL (grpo), or as in dpo and ipo",
+        description="for grpo: weight of the exact KL to the initial picker; None: 0",
     )
-
-    @property
-    def strength(self) -> float:
-        """Return ``beta``, or its default: 0.1 for dpo and ipo, otherwise 0."""
-        if self.beta is not None:
-            return self.beta
-        return 0.1 if self.loss in {"dpo", "ipo"} else 0.0
 
     @model_validator(mode="after")
     def _reads_each_key(self) -> PickRecipe:
-        unread_keys = []
-        if self.loss != "grpo":
-            unread_keys += ["scale_rewards", "epsilon", "entropy_coef"]
-        if self.loss in {"sft", "kl"}:
-            unread_keys.append("beta")
-        if self.loss != "kl":
-            unread_keys.append("reward_temperature")
+        unread_keys = ["reward_temperature"]
+        if self.loss == "kl":
+            unread_keys = ["scale_rewards", "epsilon", "entropy_coef", "beta"]
         unread = changed_keys(self, unread_keys)
         if unread:
             raise ValueError(
                 f"loss {self.loss} does not read {' or '.join(unread)}; remove it, or change loss"
             )
-        if self.loss in {"dpo", "ipo"} and not self.strength:
+        if self.groups == "question" and self.loss == "kl":
             raise ValueError(
-                f"beta is 0, but loss {self.loss} needs a pull to the initial picker; set it above "
-                "0"
-            )
-        if self.groups == "question" and self.loss != "grpo":
-            raise ValueError(
-                f"loss {self.loss} compares the picks of a state; remove groups: question, or set "
-                "loss: grpo"
+                "loss kl compares the picks of a state; remove groups: question, or set loss: grpo"
             )
         return self
 
@@ -88,7 +69,7 @@ class GroupMethod:
 
     def begin(self, picker: Picker) -> None:
         """Copy the initial picker as the reference if the loss reads one."""
-        self.reference = picker.clone() if self.recipe.strength else None
+        self.reference = picker.clone() if self.recipe.beta else None
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
         return self.temperature, None
@@ -104,39 +85,23 @@ class GroupMethod:
         compare = batch.comparison
         rewards = batch.rewards.double()
         advantages = compare.apply(group_relative, rewards, self.recipe.scale_rewards)
-        before = picker
-        if self.recipe.loss != "grpo" and self.reference is not None:
-            before = self.reference
         with torch.no_grad():
-            old_logps = self._logps(values_of(before, batch.choices), batch)
+            old_logps = self._logps(values_of(picker, batch.choices), batch)
         statistics = group_statistics(*compare.distinct(batch.rewards))
         return replace(batch, targets=advantages.float(), old_logps=old_logps), statistics
 
     def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
-        """Return each state's ``loss``: a mean over picks (grpo) or pairs, or the KL divergence (kl).
+        """Return each state's ``loss``: a mean over picks (grpo), or the KL divergence (kl).
 
         For grpo, also return ``ratio`` (mean over the picks) and, with a reference, ``kl`` to the
         initial picker.
         """
-        import torch
-
         from leret.training.picks.picking import values_of
 
-        recipe = self.recipe
         q = values_of(picker, batch.choices)
-        if recipe.loss == "kl":
+        if self.recipe.loss == "kl":
             return {"loss": self._reward_kl(q, batch)}
-        if recipe.loss == "grpo":
-            return self._grpo_terms(q, batch)
-        logps = self._logps(q, batch)
-        chosen, rejected, shares = best_and_others(batch.rewards, batch.states)
-        if recipe.loss == "sft":
-            losses = -logps[chosen]
-        else:
-            ahead = logps - batch.old_logps
-            losses = pair_loss(recipe.loss, ahead[chosen] - ahead[rejected], recipe.strength)
-        states = batch.states[chosen]
-        return {"loss": torch.zeros(len(q)).index_add(0, states, losses * shares)}
+        return self._grpo_terms(q, batch)
 
     def _reward_kl(self, q: Tensor, batch: PickBatch) -> Tensor:
         """Return the divergence over a state's distinct picks, each with its mean reward."""
@@ -164,11 +129,11 @@ class GroupMethod:
         losses = zeros.index_add(0, states, clipped * shares)
         ratio = log_ratio.detach().exp()
         terms = {"ratio": zeros.index_add(0, states, ratio * shares)}
-        if self.reference is not None:
+        if self.reference is not None and recipe.beta is not None:
             with torch.no_grad():
                 initial = values_of(self.reference, batch.choices)
             terms["kl"] = exact_kl(self._logits(q), self._logits(initial))
-            losses = losses + recipe.strength * terms["kl"]
+            losses = losses + recipe.beta * terms["kl"]
         if recipe.entropy_coef:
             losses = losses - recipe.entropy_coef * entropy(self._logits(q))
         return {"loss": losses, **terms}
@@ -196,29 +161,6 @@ def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
     return (logps.exp() * difference).sum(-1)
 
 
-def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair each of a group's best samples with each of the group's other samples.
-
-    ``groups`` (n,) are samples' states.
-
-    Returns:
-        Indices of chosen samples, indices of rejected samples, weights; each (n_pairs,). A group's
-        weights sum to 1.
-    """
-    import torch
-
-    n_groups = int(groups.max()) + 1
-    top = torch.full((n_groups,), -math.inf, dtype=rewards.dtype)
-    top = top.scatter_reduce(0, groups, rewards, "amax")
-    best = rewards >= top[groups] - 1e-9
-    same_group = groups[:, None] == groups
-    pairs = same_group & best[:, None] & ~best
-    chosen, rejected = pairs.nonzero(as_tuple=True)
-    pair_groups = groups[chosen]
-    counts = torch.bincount(pair_groups, minlength=n_groups)[pair_groups]
-    return chosen, rejected, 1 / counts.to(rewards.dtype)
-
-
 def picker(method: Callable[[Any, float], Method], job: TrainingJob, device: str) -> PickLearner:
     """Return the learner of a policy that picks."""
     from leret.training.picks.picking import PickLearner
@@ -229,14 +171,11 @@ def picker(method: Callable[[Any, float], Method], job: TrainingJob, device: str
 def _describe(recipe: PickRecipe) -> str:
     names = {
         "grpo": "group-relative advantages (arXiv 2402.03300)",
-        "dpo": "direct preference optimization (arXiv 2305.18290)",
-        "ipo": "identity preference optimization (arXiv 2310.12036)",
-        "sft": "imitation of the best picks",
         "kl": "KL divergence from the softmax of rewards, as for retrievers in arXiv 2301.12652 and 2406.18847",
     }
     text = f"{names[recipe.loss]}, {recipe.num_generations} picks per state"
-    if recipe.loss == "grpo" and recipe.strength:
-        text += f", exact KL penalty {recipe.strength:g}"
+    if recipe.beta:
+        text += f", exact KL penalty {recipe.beta:g}"
     return text
 
 

@@ -16,9 +16,10 @@ from leret.core.types import Choice, digest
 from leret.policies.base import Policy
 from leret.policies.pickers.picker import Picker, open_picker
 from leret.rollouts.rounds import Sampled
+from leret.training.driver import means
 from leret.training.job import TrainingJob
 from leret.training.model import LOAD, SavedPolicy, sampled_picker
-from leret.training.rounds.advantages import Comparison, mini_batches
+from leret.training.rounds.advantages import Comparison, step_indices
 from leret.training.rounds.update import LOGGED, make_optimizer, make_schedule, take_step
 from leret.training.validation import Validation
 
@@ -36,8 +37,7 @@ class PickBatch:
         rollouts: index of the pick's rollout.
         step_rewards: each pick's part of the rollout's reward.
         targets: advantages or returns, depending on the method.
-        old_logps: log-probabilities under the reference (dpo, ipo) or under the sampling picker
-            (grpo).
+        old_logps: log-probabilities under the sampling picker.
         comparison: rewards of the round to compare.
     """
 
@@ -151,9 +151,7 @@ class PickLearner:
         steps = self._steps(batch, number)
         self._rounds = number + 1
         self._next_round()
-        for name in steps[0]:
-            logged[name] = sum(step[name] for step in steps) / len(steps)
-        return logged
+        return {**logged, **means(steps)}
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
         return self.run(self.policy.clone(), validation)  # `run_policy` closes the clone
@@ -221,15 +219,12 @@ class PickLearner:
 
     def _steps(self, batch: PickBatch, number: int) -> list[dict[str, float]]:
         """Take the optimizer steps of a round; return their figures."""
-        recipe = self.recipe
         rollout_of = torch.zeros(len(batch.choices), dtype=torch.long)
         _, index = torch.unique_consecutive(batch.states, return_inverse=True)
         rollout_of = rollout_of.index_copy(0, index, batch.rollouts)
         steps = []
-        for order in range(recipe.num_iterations):
-            seed = recipe.seed, number, order
-            for states in mini_batches(rollout_of, recipe.num_mini_batches, *seed):
-                steps.append(self._step(batch.at(states)))
+        for states in step_indices(self.recipe, rollout_of, number):
+            steps.append(self._step(batch.at(states)))
         return steps
 
     def _terms(self, batch: PickBatch) -> Iterator[dict[str, Tensor]]:

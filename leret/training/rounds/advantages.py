@@ -7,7 +7,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from leret.core.types import digest
 
 if TYPE_CHECKING:
+    from leret.config.training import RoundRecipe
     from leret.rollouts.rounds import Sampled
 
 _SMALL = 1e-4  # added to a standard deviation, as in TRL
@@ -183,13 +184,17 @@ def group_statistics(rewards: Tensor, groups: Tensor) -> dict[str, float]:
     return statistics
 
 
+def step_indices(recipe: RoundRecipe, groups: Tensor, number: int) -> Iterator[Tensor]:
+    """Yield the sample indices of each optimizer step of round ``number``."""
+    for order in range(recipe.num_iterations):
+        yield from mini_batches(groups, recipe.num_mini_batches, recipe.seed, number, order)
+
+
 def mini_batches(groups: Tensor, n: int, *seed: int) -> list[Tensor]:
     """Return the sample indices of each of ``n`` optimizer steps, shuffled with the seed.
 
     No group is split.
     """
-    if n == 1:
-        return [torch.arange(len(groups), device=groups.device)]
     states = groups.unique(sorted=True)
     generator = torch.Generator().manual_seed(int(digest(*seed)[:15], 16))
     order = torch.randperm(len(states), generator=generator)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from leret.config.policy import OpenAIPolicySettings
-from leret.config.training import WritingRecipe, changed_keys
+from leret.config.training import WritingRecipe
 from leret.core.aio import gathered, submit
 from leret.core.errors import TrainingError
 from leret.core.types import digest
@@ -67,9 +67,6 @@ class DistillRecipe(WritingRecipe):
         "grpo",
         description="a policy of the run, base, a directory, self, or model and urls of vLLM servers",
     )
-    samples: Literal["student", "teacher"] = Field(
-        "student", description="who writes the completions; teacher: as in GKD with lambda 0"
-    )
     hint: Literal["gold"] | None = Field(
         None,
         description="gold: the teacher's prompt names the missing gold documents, or the reference answer",
@@ -102,18 +99,6 @@ class DistillRecipe(WritingRecipe):
             raise ValueError("teacher: self teaches nothing without a hint; set hint: gold too")
         if self.hint is not None and self.groups == "question":
             raise ValueError("hint: needs groups of states; remove groups: question")
-        return self
-
-    @model_validator(mode="after")
-    def _scores_its_teachers_samples(self) -> DistillRecipe:
-        if self.samples == "student":
-            return self
-        if not isinstance(self.teacher, str):
-            raise ValueError("samples: teacher needs a teacher in this process, not on a server")
-        # Their losses need samples of the student, or of the prompt without a hint.
-        names = ("hint", "mask", "beta", "served", "importance_clip")
-        for name in changed_keys(self, (*names, "estimator")):
-            raise ValueError(f"samples: teacher does not go with {name}; remove {name}")
         return self
 
     @model_validator(mode="after")
@@ -168,8 +153,6 @@ def distiller(objective: Objective, job: TrainingJob, device: str) -> WriterLear
         model = model.bfloat16()
     model = model.to(device).requires_grad_(False).eval()
     learner.update.add_teacher(model)
-    if learner.recipe.samples == "teacher":
-        learner.sample_with(model, initial)
     return learner
 
 
@@ -331,8 +314,6 @@ def _describe(recipe: DistillRecipe) -> str:
     method = (
         f"on-policy distillation (arXiv 2306.13649) from {teacher}, {_NAMES[recipe.divergence]}"
     )
-    if recipe.samples == "teacher":
-        method += ", on the teacher's completions"
     if recipe.hint is not None:
         method += ", with the missing gold documents in the teacher's prompt"
     if recipe.mask is None:

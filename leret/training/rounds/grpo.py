@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
 from leret.config.base import Settings
 from leret.config.training import WritingRecipe
@@ -28,11 +28,6 @@ class GRPOKeys(Settings):
         "group",
         description="divide advantages by the standard deviation of the group or the round, or by 1",
     )
-
-    @field_validator("scale_rewards", mode="before")
-    @classmethod
-    def _as_in_trl(cls, value: Any) -> Any:
-        return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
 
 class GRPORecipe(GRPOKeys, WritingRecipe):

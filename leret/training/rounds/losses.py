@@ -7,7 +7,6 @@ and 0 at padding. Padding affects no result. Logarithms are natural.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -153,23 +152,3 @@ def reduce_loss(
         means = masked.sum(1) / mask.sum(1).clamp(min=1)
         return means.sum() / n_sequences
     return masked.sum() / n_tokens
-
-
-@dataclass
-class KLController:
-    """Weight of the KL penalty, adjusted to keep the KL near a target.
-
-    Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
-    """
-
-    coefficient: float
-    target: float | None = None  # nats per completion; None: constant coefficient
-    horizon: float = (
-        10_000  # completions until an error of 20% or more changes the coefficient by about 20%
-    )
-
-    def update(self, kl: float, n: int) -> None:
-        """Adjust the weight after ``n`` completions with mean KL ``kl``."""
-        if self.target is not None and math.isfinite(kl):
-            error = min(0.2, max(-0.2, kl / self.target - 1))
-            self.coefficient *= 1 + error * n / self.horizon

@@ -25,16 +25,17 @@ from leret.policies.serving.model import refresh, resolve_policy
 from leret.policies.tool_calls import read_calls
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
+from leret.training.driver import means
 from leret.training.job import TrainingJob
-from leret.training.model import InitialPolicy, SavedPolicy, library_of, save_policy
+from leret.training.model import SavedPolicy, library_of, save_policy
 from leret.training.processes import from_main
 from leret.training.rounds.advantages import (
     Comparison,
     group_statistics,
-    mini_batches,
+    step_indices,
 )
 from leret.training.rounds.learner import Objective
-from leret.training.rounds.losses import KL, KLController, importance_weights
+from leret.training.rounds.losses import KL, importance_weights
 from leret.training.rounds.update import (
     LOGGED,
     Ids,
@@ -62,7 +63,6 @@ class WriterLearner:
         self.objective = objective
         self.predictors = recipe.predictors
         self.actors = (self,)
-        self._writes = True
         self.score: Callable[[Sequence[tuple[Ids, Ids]]], list[list[float]]] | None = None
         self._initial = job.initial
         self.model, self.tokenizer = load_trainable(job.initial, recipe.lora, recipe.dtype, device)
@@ -80,7 +80,6 @@ class WriterLearner:
             temperature=self.temperature,
             reference=reference,
         )
-        self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(
             recipe, self.update.optimizer, recipe.n_steps(len(job.inputs))
         )
@@ -108,56 +107,37 @@ class WriterLearner:
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
-    def sample_with(self, model: Any, initial: InitialPolicy) -> None:
-        """Let another model with the policy's tokenizer write the completions of each round."""
-        assert isinstance(self.policy, LocalPolicy)
-        thinking = self.policy.settings.enable_thinking
-        self.policy.close()
-        self.policy = LocalPolicy.over(
-            model,
-            self.tokenizer,
-            name=initial.name,
-            digest=initial.digest,
-            enable_thinking=thinking,
-        )
-        self._writes = False
-
     @property
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
         recipe = self.recipe
-        beta = self.kl.coefficient
         batch = self._batch(sampled)
         if self.update.reference is not None:
             logps, _ = self.update.evaluate(batch, reference=True)
             batch = replace(batch, reference=logps)
-        batch = self._weighted(self.objective.advantages(recipe, sampled, batch, beta))
-        return self._log_figures(sampled, batch, beta, self._steps(batch, beta, number))
+        batch = self._weighted(self.objective.advantages(recipe, sampled, batch, recipe.beta))
+        return self._log_figures(sampled, batch, self._steps(batch, number))
 
-    def _steps(self, batch: RolloutBatch, beta: float, number: int) -> list[dict[str, float]]:
+    def _steps(self, batch: RolloutBatch, number: int) -> list[dict[str, float]]:
         """Take the optimizer steps of a round; return their figures."""
         recipe = self.recipe
-        loss_beta = 0.0 if self.objective.penalty == "reward" else beta
+        loss_beta = 0.0 if self.objective.penalty == "reward" else recipe.beta
         round_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
         steps = []
-        for order in range(recipe.num_iterations):
-            seed = recipe.seed, number, order
-            for index in mini_batches(batch.groups, recipe.num_mini_batches, *seed):
-                figures = self.update.step(batch.rows(index), loss_beta, round_tokens)
-                if figures:
-                    steps.append(figures)
-                    self._schedule.step()
+        for index in step_indices(recipe, batch.groups, number):
+            figures = self.update.step(batch.rows(index), loss_beta, round_tokens)
+            if figures:
+                steps.append(figures)
+                self._schedule.step()
         return steps
 
     def _batch(self, sampled: Sampled) -> RolloutBatch:
         """Return a round's completions, with log-probabilities and values where they are needed."""
         recipe, objective = self.recipe, self.objective
         groups = sampled.groups.to(self.update.device)
-        # The log-probabilities of another model say nothing about this one's.
-        sampler_logps = sampled.logps if self._writes else ()
-        batch = RolloutBatch.of(sampled.sequences, groups, sampler_logps)
+        batch = RolloutBatch.of(sampled.sequences, groups, sampled.logps)
         if sampled.teacher_prompts:
             batch = replace(batch, teacher_prompts=list(sampled.teacher_prompts))
         if self.score is not None:
@@ -190,30 +170,18 @@ class WriterLearner:
         self,
         sampled: Sampled,
         batch: RolloutBatch,
-        beta: float,
         steps: Sequence[Mapping[str, float]],
     ) -> dict[str, float]:
-        """Return a round's figures for the log, and adjust the weight of the KL penalty."""
+        """Return a round's figures for the log."""
         figures = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
         figures |= self.update.mismatch()
-        for name in steps[0] if steps else ():
-            figures[LOGGED.get(name, name)] = sum(step[name] for step in steps) / len(steps)
-        kl = 0.0
-        if batch.reference is not None:
-            figures["kl_coef"] = beta
+        for name, value in means(steps).items():
+            figures[LOGGED.get(name, name)] = value
+        if batch.reference is not None and batch.old_logps is not None:
+            estimate = KL[self.recipe.kl_estimator](batch.old_logps, batch.reference)
+            per_completion = (estimate * batch.mask).sum(1)
             length = float(batch.mask.sum(1).mean())
-            if batch.old_logps is not None:
-                estimate = KL[self.recipe.kl_estimator](batch.old_logps, batch.reference)
-                per_completion = (estimate * batch.mask).sum(1)
-                figures["kl"] = float(per_completion.mean()) / length
-            kl = figures.get("kl", 0.0) * length
-            self.kl.update(kl, len(sampled.rewards))
-        if self.objective.penalty == "reward":
-            figures["objective/kl"] = kl
-            figures["objective/scores"] = figures["reward"]
-            figures["objective/rlhf_reward"] = figures["reward"] - beta * kl
-            if "entropy" in sampled.metrics:
-                figures["policy/entropy"] = sampled.metrics["entropy"]
+            figures["kl"] = float(per_completion.mean()) / length
         return figures
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
@@ -225,7 +193,6 @@ class WriterLearner:
             "weights": {name: weight.detach() for name, weight in parameters.items()},
             "optimizer": self.update.optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
-            "kl_coef": self.kl.coefficient,
         }
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
@@ -234,7 +201,6 @@ class WriterLearner:
                 weight.copy_(state["weights"][name])
         self.update.optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        self.kl.coefficient = state["kl_coef"]
 
     def save(self, directory: Path) -> SavedPolicy:
         save_policy(self.model, self.tokenizer, directory)

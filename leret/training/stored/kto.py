@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,12 +22,8 @@ from leret.training.data import Encoded, Samples, TrainingExample
 from leret.training.stored.trainer import (
     StoredAlgorithm,
     TrainerInputs,
-    completion_logps,
     stored_trainer,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 _ROUNDING = 1e-9
 
@@ -50,37 +46,6 @@ class KTORecipe(ExampleRecipe):
     )
     desirable_weight: float = Field(1.0, gt=0)
     undesirable_weight: float = Field(1.0, gt=0)
-
-
-def kto_loss(
-    policy: torch.Tensor,
-    reference: torch.Tensor,
-    desirable: torch.Tensor,
-    kl: torch.Tensor,
-    beta: float,
-    weights: tuple[float, float] = (1.0, 1.0),
-) -> torch.Tensor:
-    """Return KTO's losses (n,): each completion's weight minus its value.
-
-    ``kl`` is the value's reference point.
-
-    Args:
-        policy: (n,) log-probability of each completion under the policy, summed over its tokens.
-        reference: (n,) the same completions' log-probabilities under the reference model.
-        desirable: (n,) True for desirable completions.
-        kl: () non-negative estimate of the policy's divergence from the reference; detached from
-            the gradient.
-        beta: risk aversion.
-        weights: the weight of desirable completions and the weight of undesirable ones.
-
-    Source: Ethayarajh et al. 2024, arXiv 2402.01306, eq. 7.
-    """
-    import torch
-
-    sign = torch.where(desirable, 1.0, -1.0).to(policy)
-    above = sign * (policy - reference - kl.detach())
-    weight = torch.where(desirable, *weights).to(policy)
-    return weight * (1 - torch.sigmoid(beta * above))
 
 
 def scored_completions(
@@ -186,27 +151,6 @@ def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
     }
 
 
-def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean of `kto_loss`; mismatched completions give the reference point."""
-    import torch
-
-    device = next(model.parameters()).device
-
-    def sums(name: str) -> torch.Tensor:
-        logps = [completion_logps(model, row["prompt_tokens"], row[name]) for row in rows]
-        return torch.stack([row.sum() for row in logps])
-
-    def column(name: str) -> torch.Tensor:
-        return torch.tensor([row[name] for row in rows], device=device)
-
-    log_ratios = sums("mismatched_tokens") - column("ref_KL_logps")
-    kl = log_ratios.mean().clamp(min=0)
-    policy = sums("completion_tokens")
-    weights = recipe.desirable_weight, recipe.undesirable_weight
-    losses = kto_loss(policy, column("ref_logps"), column("label"), kl, recipe.beta, weights)
-    return float(losses.mean())
-
-
 def _describe(recipe: KTORecipe) -> str:
     against = "the mean reward of their state"
     if recipe.baseline != "mean":
@@ -217,4 +161,4 @@ def _describe(recipe: KTORecipe) -> str:
     )
 
 
-KTO = StoredAlgorithm(KTORecipe, examples, make_trainer, oracle_loss, _describe)
+KTO = StoredAlgorithm(KTORecipe, examples, make_trainer, _describe)

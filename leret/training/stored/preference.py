@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from leret.config.training import ExampleRecipe
+from leret.core.errors import TrainingError
+from leret.rollouts.credit import with_unparsed_reward
+from leret.sampling.preferences.dataset import distinct, make_pairs
 from leret.training.data import Encoded, Samples, TrainingExample
 from leret.training.stored.trainer import (
     StoredAlgorithm,
     TrainerInputs,
-    completion_logps,
     stored_trainer,
 )
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 Weight = Annotated[float, Field(gt=0)]
-
-_SIDES = ("chosen", "rejected")
 
 
 class PairRecipe(ExampleRecipe):
@@ -75,8 +75,7 @@ def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -
         kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance
             from 1 / (2 beta).
         margins: (n_pairs,) chosen minus rejected log-ratio to the reference model. A completion's
-            log-probability is a sum over tokens, or their mean for ipo with reduction ``token``. A
-            pick has one log-probability.
+            log-probability is a sum over tokens, or their mean for ipo with reduction ``token``.
         beta: strength of the regularization toward the reference; tau in the IPO paper.
 
     Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv
@@ -103,7 +102,6 @@ def collate_pairs(
     divides a completion's log-ratio by the sum of its completion mask. Nothing else reads the
     mask's first column, so this function sets the column to ``1 - n_tokens``: the mask then sums to
     1, TRL's loss uses sums, and its metrics stay the same.
-    `leret.training.stored.trainer.check_loss` verifies the loss before training starts.
 
     ``margin`` (nats per unit of reward difference in a pair) is added to the reference's
     log-probability of the chosen completion. For DPO it is the offset of arXiv 2402.10571. IPO with
@@ -129,8 +127,20 @@ def collate_pairs(
 
 
 def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the pairs of chosen and rejected completions."""
-    return list(samples.pairs())
+    """Return pairs of chosen and rejected completions, with their rewards."""
+    unparsed_reward, pairing = samples.unparsed_reward, samples.pairing
+    pairs = []
+    for group in samples.groups():
+        rewarded = with_unparsed_reward(group.samples, unparsed_reward)
+        for pair in make_pairs(distinct(rewarded), **pairing):
+            rewards = tuple(float(sample.reward or 0.0) for sample in pair)
+            pairs.append(TrainingExample.of(group.state, pair, rewards))
+    if not pairs:
+        raise TrainingError(
+            "the run has no pairs, because no state has two completions with different rewards; "
+            "sample more questions, more prompts or samples per state, or at a higher temperature"
+        )
+    return pairs
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
@@ -209,25 +219,6 @@ def pair_terms(
     }
 
 
-def oracle_loss(
-    recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]
-) -> float:
-    """Return the recipe's weighted loss on summed log-probabilities.
-
-    IPO with reduction ``token`` averages them.
-    """
-    import torch
-
-    logps, references = [], []
-    for side in _SIDES:
-        tokens = f"{side}_tokens"
-        logps.append([completion_logps(model, row["prompt_tokens"], row[tokens]) for row in rows])
-        references.append([row[f"ref_{side}_logps"] for row in rows])
-    gains = [row["gain"] for row in rows]
-    terms = pair_terms(recipe, logps, torch.tensor(references), gains)
-    return float(terms["loss"])
-
-
 def _describe(recipe: DPORecipe | IPORecipe) -> str:
     if isinstance(recipe, DPORecipe):
         text = f"direct preference optimization (arXiv 2305.18290), beta {recipe.beta}"
@@ -243,5 +234,5 @@ def _describe(recipe: DPORecipe | IPORecipe) -> str:
     return f"{text}, with losses {mixture}"
 
 
-DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe)
-IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, oracle_loss, _describe)
+DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, _describe)
+IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, _describe)

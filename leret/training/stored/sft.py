@@ -5,7 +5,7 @@ Training on a state's best samples under the zero-shot prompt is LeReT's context
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,6 @@ from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, p
 from leret.training.stored.trainer import (
     StoredAlgorithm,
     TrainerInputs,
-    completion_logps,
     stored_trainer,
 )
 
@@ -142,16 +141,18 @@ def _passages(environment: Environment, tasks: Sequence[Task], max_words: int) -
 def collate_targets(
     rows: list[dict[str, Any]], pad: int, *, packed: bool = False
 ) -> dict[str, Any]:
-    """Return rows of `sft_rows` as one batch of tensors.
+    """Return a batch for TRL's SFTTrainer.
 
-    ``packed`` requires a model prepared with `share_prompts`.
+    Labels of prompts and of end tokens not learnt are `IGNORED`. ``packed`` requires a model
+    prepared with `share_prompts`.
     """
     from leret.policies.local.packing import collate
 
-    batch = collate([_prompt_and_completion(row) for row in rows], pad, packed=packed)
+    sequences = [(row["prompt_tokens"], row["completion_tokens"]) for row in rows]
+    batch = collate(sequences, pad, packed=packed)
     masks = batch.pop("completion_mask")
     for mask, row in zip(masks, rows, strict=True):
-        if row["labels"][-1] == IGNORED:
+        if not row["learns_end"]:
             end_token = mask.nonzero()[-1]
             mask[end_token] = 0
     batch["labels"] = batch["input_ids"].masked_fill(masks == 0, IGNORED)
@@ -168,44 +169,13 @@ def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
     return stored_trainer("SFT", recipe, inputs, rows, collate_targets, **keys)
 
 
-def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[list[int]]]:
-    """Return columns ``input_ids`` and ``labels``.
-
-    Labels of prompts and of end tokens not learnt are `IGNORED`.
-    """
-    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
-    for example in encoded:
-        completion = example.completions[0]
-        labels = [IGNORED] * len(example.prompt) + completion
-        if not example.learns_end:
-            labels[-1] = IGNORED
-        rows["input_ids"].append(example.prompt + completion)
-        rows["labels"].append(labels)
-    return rows
-
-
-def oracle_loss(recipe: SFTRecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean negative log-probability of the targets' tokens.
-
-    It is computed by plain forward passes, to check the trainer's loss.
-    """
-    import torch
-
-    logps = []
-    for row in rows:
-        values = completion_logps(model, *_prompt_and_completion(row))
-        if row["labels"][-1] == IGNORED:
-            values = values[:-1]
-        logps.append(values)
-    return float(-torch.cat(logps).mean())
-
-
-def _prompt_and_completion(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    ids, labels = row["input_ids"], row["labels"]
-    n_prompt = labels.count(IGNORED)
-    if labels[-1] == IGNORED:  # an end token that is not learnt
-        n_prompt -= 1
-    return ids[:n_prompt], ids[n_prompt:]
+def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
+    """Return columns of token ids for `collate_targets`."""
+    return {
+        "prompt_tokens": [example.prompt for example in encoded],
+        "completion_tokens": [example.completions[0] for example in encoded],
+        "learns_end": [example.learns_end for example in encoded],
+    }
 
 
 def _describe(recipe: SFTRecipe) -> str:
@@ -216,4 +186,4 @@ def _describe(recipe: SFTRecipe) -> str:
     return f"supervised fine-tuning on the {recipe.targets} completions of each state"
 
 
-SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, oracle_loss, _describe)
+SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, _describe)

@@ -19,7 +19,6 @@ from leret.policies.checkpoints import positions
 from leret.policies.local.chat_template import end_token
 from leret.policies.local.model import (
     architecture_of,
-    base_network,
     evaluation_mode,
     stop_ids,
 )
@@ -52,10 +51,6 @@ if TYPE_CHECKING:
     from leret.training.validation import Validation
 
 
-_ROWS = 4  # number of rows in the loss check
-_SMALL = 1 << 20  # maximum number of weights in a small parameter
-
-
 @dataclass(frozen=True, slots=True)
 class TrainerInputs:
     """Trainer arguments that are not part of a recipe."""
@@ -76,8 +71,6 @@ class StoredAlgorithm:
         settings: recipe class; the literal type of its ``algorithm`` field names the algorithm in
             recipes.
         make_trainer: builds a `transformers.Trainer` over token ids.
-        oracle_loss: computes the loss of dataset rows with the model's plain forward pass, one
-            sequence at a time.
         describe: describes a recipe and cites its source, for the model card.
         find_initial: finds the policy at the start of training.
     """
@@ -85,7 +78,6 @@ class StoredAlgorithm:
     settings: type[ExampleRecipe]
     examples: Callable[[Any, Samples], list[TrainingExample]]
     make_trainer: Callable[[Any, TrainerInputs], Any]
-    oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
     describe: Callable[[Any], str]
     find_initial: Callable[[Run, Any], InitialPolicy] = find_writer
 
@@ -105,7 +97,7 @@ class StoredAlgorithm:
         engine = TRLEngine(
             trainer, tokenizer, job, len(examples), dropped=len(job.inputs) - len(examples)
         )
-        engine.preflight = check_loss(trainer, partial(self.oracle_loss, recipe), recipe.dtype)
+        engine.preflight = check_logps(trainer, recipe.dtype)
         yield engine
         trainer.accelerator.wait_for_everyone()
 
@@ -119,7 +111,7 @@ class StoredAlgorithm:
         if job.run is not None:
             same = has_sampled_tokenizer(job.run, job.initial, recipe.predictors)
         encoded = encoder.encode(examples, same_tokenizer=same)
-        check_parity(job.run, job.initial, examples, encoder, recipe.predictors)
+        check_parity(job.run, job.initial, encoder, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]
         if not fitting:
@@ -132,72 +124,42 @@ class StoredAlgorithm:
         return fitting
 
 
-def check_loss(
-    trainer: Any, oracle_loss: Callable[[Any, Sequence[Mapping[str, Any]]], float], dtype: str
-) -> float | None:
-    """Raise `TrainingError` if the trainer's loss is not the oracle's, at weights unlike the reference's.
+def check_logps(trainer: Any, dtype: str) -> float | None:
+    """Compare TRL's log-probability of a completion under the initial policy with the model's own.
 
     TRL multiplies the last hidden state by the output matrix. If a model's head does more, TRL's
     log-probabilities are wrong, yet its DPO and IPO losses are correct until the first update.
-    Return the difference divided by the oracle's loss (or by 1, if the loss is below 1); None under
-    ZeRO-3, which shards the weights between steps.
+    Return the difference divided by the model's log-probability (or by 1, if that is below 1); None
+    for sft, which has no reference, and under ZeRO-3, which shards the weights between steps.
+
+    Raises:
+        TrainingError: they differ by more than rounding.
     """
     import torch
-    from accelerate.utils import send_to_device
     from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     if is_deepspeed_zero3_enabled():
         return None
 
-    model, data = trainer.model, trainer.train_dataset
-    lengths = [_n_values(row) for row in data]
-    shortest = sorted(range(len(data)), key=lengths.__getitem__)
-    rows = [data[i] for i in shortest[:_ROWS]]
-    batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
-    with torch.no_grad(), evaluation_mode(model.train()), _moved(model):
-        computed = float(trainer.compute_loss(model, dict(batch)))
-        expected = oracle_loss(model, rows)
-    difference = abs(computed - expected) / max(1.0, abs(expected))
+    model = trainer.model
+    row = min(trainer.train_dataset, key=lambda row: len(row["prompt_tokens"]))
+    if "ref_chosen_logps" in row:
+        completion, computed = row["chosen_tokens"], row["ref_chosen_logps"]
+    elif "ref_logps" in row:
+        completion, computed = row["completion_tokens"], row["ref_logps"]
+    else:
+        return None
+    with torch.no_grad(), evaluation_mode(model):
+        expected = float(completion_logps(model, row["prompt_tokens"], completion).sum())
+    difference: float = abs(computed - expected) / max(1.0, abs(expected))
     if not difference <= (1e-4 if dtype == "float32" else 5e-2):
         raise TrainingError(
-            f"TRL computes a loss of {computed:.6g} for {type(model).__name__}, but the model's "
-            f"forward pass gives {expected:.6g}. TRL requires logits that are the last hidden "
-            "state times one output matrix; use an architecture with such a head (Llama, Qwen, "
-            "OPT ...)"
+            f"TRL computes a log-probability of {computed:.6g} for a completion of "
+            f"{type(model).__name__}, but the model's forward pass gives {expected:.6g}. TRL requires "
+            "logits that are the last hidden state times one output matrix; use an architecture with "
+            "such a head (Llama, Qwen, OPT ...)"
         )
     return difference
-
-
-def _n_values(row: Mapping[str, Any]) -> int:
-    return sum(len(value) for value in row.values() if isinstance(value, list))
-
-
-@contextmanager
-def _moved(model: Any) -> Iterator[None]:
-    """Add noise to small parameters and to all parameters outside the backbone.
-
-    The end of the block restores them.
-    """
-    import torch
-
-    inner = base_network(model)
-    backbone = {id(parameter) for parameter in inner.base_model.parameters()}
-    noise = torch.Generator().manual_seed(0)
-    before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-    for parameter in model.parameters():
-        if not parameter.is_floating_point() or (
-            parameter.numel() > _SMALL and id(parameter) in backbone
-        ):
-            continue  # a quantized parameter is not floating-point
-        before.append((parameter, parameter.detach().clone()))
-        scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
-        step = torch.randn(parameter.shape, generator=noise) * scale
-        parameter.data.add_(step.to(parameter.device, parameter.dtype))
-    try:
-        yield
-    finally:
-        for parameter, value in before:
-            parameter.data.copy_(value)
 
 
 class TRLEngine:

@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from leret.training.picks.pick import best_and_others
 from leret.training.picks.picking import as_table, step_rewards
 from leret.training.picks.pqn import soft_value
 
@@ -26,9 +25,3 @@ def test_a_step_is_paid_what_it_adds_or_the_last_one_all(at_end, expected):
     assert step_rewards(torch.tensor([0.5, 1.0, 0.25]), torch.tensor([0, 0, 1]), at_end).tolist() == expected
     table, mask = as_table(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7]))
     assert (table.tolist(), mask.tolist()) == ([[1.0, 2.0], [3.0, 0.0]], [[True, True], [True, False]])
-
-
-def test_pairs_are_of_the_best_and_the_others_of_one_group():
-    rewards, groups = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.5, 0.2]), torch.tensor([0, 0, 0, 1, 1, 2])
-    chosen, rejected, weights = best_and_others(rewards, groups)
-    assert (chosen.tolist(), rejected.tolist(), weights.tolist()) == ([0, 2], [1, 1], [0.5, 0.5])

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from leret.config.load import load_recipe
 from leret.extras.trl import ENGINE, GRPOWithTRL, RLOOWithTRL
-from leret.training.algorithms import ALGORITHMS, TrainingRecipe, algorithm_of
+from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.rounds.grpo import GRPORecipe
 from tests.sampling.fakes import ROOT
 
@@ -16,8 +16,8 @@ def test_an_engine_has_its_own_recipe_of_an_algorithm():
     assert "served" not in type(shipped).model_fields
     assert "use_vllm" not in GRPORecipe.model_fields
     rloo = TrainingRecipe.model_validate({"algorithm": "rloo", "engine": "trl", "gradient_accumulation_steps": 2})
-    assert (type(rloo), algorithm_of(rloo)) == (RLOOWithTRL, ENGINE["rloo"])
-    assert algorithm_of(GRPORecipe()) is ALGORITHMS["grpo"]
+    assert (type(rloo), rloo.find_algorithm()) == (RLOOWithTRL, ENGINE["rloo"])
+    assert GRPORecipe().find_algorithm() is ALGORITHMS["grpo"]
     with pytest.raises(ValidationError, match="engine trl does not train ppo; remove it"):
         TrainingRecipe.model_validate({"algorithm": "ppo", "engine": "trl"})
 

@@ -206,31 +206,6 @@ def test_a_run_becomes_a_student_of_its_teacher(run, base, tmp_path, keys):
         assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
 
 
-def test_the_forward_kl_is_computed_on_the_completions_of_the_teacher(run, base, tmp_path, monkeypatch):
-    teacher = AutoModelForCausalLM.from_pretrained(base)
-    nudge(teacher, 0.2)
-    path = tiny_policy(tmp_path / "teacher")
-    teacher.save_pretrained(path)
-    rounds = []
-    learn = WriterLearner.learn
-    monkeypatch.setattr(WriterLearner, "learn", lambda self, *given: rounds.append(given[0]) or learn(self, *given))
-    keys = {**SMALL, "teacher": str(path), "samples": "teacher", "divergence": "forward", "num_mini_batches": 2}
-    report = train(DistillRecipe(**keys), run)
-    for sampled in rounds:  # the teacher's log-probabilities, in each round
-        for (q, ids), logps in zip(rows_of(teacher, sampled.sequences), sampled.logps, strict=True):
-            assert torch.allclose(q.gather(-1, ids[:, None])[:, 0], torch.tensor(logps).double(), atol=1e-4)
-    entries = log(report)
-    assert not [name for name in entries[0] if name.startswith("sampling/")], "the teacher is not the policy"
-    assert "reward" in entries[0]
-    assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
-    assert "on the teacher's completions" in (report.path / "README.md").read_text()
-
-    student = AutoModelForCausalLM.from_pretrained(base)
-    first = oracle(student, teacher, rounds[0].sequences, rounds[0].sequences, "forward")
-    whole = train(DistillRecipe(**keys | {"num_mini_batches": 1, "name": "whole", "max_steps": 1}), run)
-    assert log(whole)[0]["loss"] == pytest.approx(float(first.detach()), abs=1e-5)
-
-
 def test_a_teacher_that_cannot_teach_the_student_is_refused(run, monkeypatch):
     from leret.training.rounds import distill
 
@@ -293,13 +268,6 @@ BIG = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
         ("estimator: sampled estimates the reverse KL", {"estimator": "sampled", "divergence": "jsd"}),
         ("set hint: gold", {"teacher": "self"}),
         ("remove groups", {"hint": "gold", "groups": "question"}),
-        ("samples: teacher does not go with hint", {"samples": "teacher", "hint": "gold"}),
-        ("samples: teacher does not go with mask", {"samples": "teacher", "mask": "reward"}),
-        ("samples: teacher does not go with estimator", {"samples": "teacher", "estimator": "sampled"}),
-        ("samples: teacher does not go with beta", {"samples": "teacher", "beta": 0.1}),
-        ("samples: teacher does not go with importance_clip", {"samples": "teacher", "importance_clip": 2.0}),
-        ("samples: teacher does not go with served", {"samples": "teacher", "served": True, "lora": {"r": 2}}),
-        ("teacher needs a teacher in this process", {"samples": "teacher", "estimator": "sampled", "teacher": BIG}),
         (r"estimator: full needs .* set estimator: sampled", {"teacher": BIG}),
     ],
 )

@@ -16,7 +16,7 @@ from tests.tiny import tiny_policy
 from tests.training.training_runs import ONLINE, bits, changed, crash, log, record, weights_of
 
 SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16, "save_steps": 2}
-GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2, target_kl=0.01)
+GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2)
 GSPO = GSPORecipe(**SMALL, num_mini_batches=2)
 
 
@@ -29,7 +29,7 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     assert [entry["step"] for entry in entries] == [*range(1, 7)]
     names = {"reward", "frac_reward_zero_std", "entropy", "completions/mean_length", "learning_rate", "grad_norm"}
     names |= {"completions/unparsed", "reward_percentiles/0", "reward_percentiles/100"}
-    names |= {RLOO: {"objective/kl", "val/ratio"}, PPO: {"kl", "policy/entropy", "loss/value_avg"}}.get(recipe, set())
+    names |= {RLOO: {"kl", "val/ratio"}, PPO: {"kl", "loss/value_avg"}}.get(recipe, set())
     assert names <= set.union(*map(set, entries))
     assert report.examples == 6 * 2 * 2 * 4  # rounds, questions, steps of the program, completions
     assert train(recipe, run).already
@@ -44,7 +44,6 @@ def test_a_training_that_goes_on_after_a_crash_ends_in_the_same_bits(run, recipe
     crash(run, recipe, 5)
     resumed = train(recipe, run)
     assert resumed.resumed_from == 4
-    assert recipe is not PPO or len({entry["kl_coef"] for entry in log(resumed)}) > 1, "it follows the divergence"
     straight = train(changed(recipe, name="straight"), run)
     assert bits(resumed) == bits(straight)
 
@@ -62,7 +61,7 @@ def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
     run.update(sampling={**recipe, "policy": policy})
     report = train(changed(PPO, max_steps=8, learning_rate=1e-7, reward="deepretrieval"), run)  # of one round
     [entry] = log(report)
-    assert {"loss/value_avg", "objective/kl"} <= set(entry)
+    assert {"loss/value_avg", "kl"} <= set(entry)
     assert entry["val/ratio"] == pytest.approx(1.0, abs=1e-3)  # it computes as what has sampled
     assert -3.5 <= entry["reward"] <= 5
     assert find_initial(run, "ppo").template == "plain"

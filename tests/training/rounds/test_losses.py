@@ -1,11 +1,9 @@
 import math
-import random
 
 import pytest
 import torch
 
 from leret.training.rounds.losses import (
-    KLController,
     clipped_loss,
     entropy,
     importance_weights,
@@ -79,18 +77,6 @@ def test_parts_of_a_batch_add_up_to_the_papers_mean(kind):
     by_row = [[float(values[i, t]) for t in range(length)] for i, length in enumerate(LENGTHS)]
     over_rows = sum(sum(row) / len(row) for row in by_row) / N
     assert parts == pytest.approx(over_rows if kind == "sequence" else sum(map(sum, by_row)) / n, abs=1e-6)
-
-
-def test_the_weight_of_the_penalty_follows_the_divergence():
-    controller, rng = KLController(0.1, target=6.0, horizon=100), random.Random(0)
-    for _ in range(50):
-        before, kl = controller.coefficient, rng.uniform(0, 20)
-        controller.update(kl, 8)
-        error = max(-0.2, min(0.2, kl / 6.0 - 1))
-        assert controller.coefficient == pytest.approx(before * (1 + error * 8 / 100), abs=1e-9)
-    fixed = KLController(0.1)
-    fixed.update(100.0, 8)
-    assert fixed.coefficient == 0.1
 
 
 def test_importance_weights_are_ratios_up_to_the_clip():

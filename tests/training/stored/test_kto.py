@@ -10,7 +10,7 @@ from leret.core.errors import TrainingError
 from leret.core.types import Failure
 from leret.sampling.store.store import SamplingParams, Store
 from leret.training.data import Encoded, GroupSamples, RunSamples
-from leret.training.stored.kto import KTORecipe, examples, kto_loss, kto_rows
+from leret.training.stored.kto import KTORecipe, examples, kto_rows
 from tests.training.training_runs import POLICY, logp, moved, same_gradients, sampled_run, trl_loss
 
 ROWS = [
@@ -18,6 +18,12 @@ ROWS = [
     Encoded([3, 43, 4], ([61, 62, 63, 5],), (-0.5,)),
     Encoded([3, 44, 45, 46, 47, 48, 4], ([55, 5],), (0.0,)),  # at a baseline that is a number: desirable
 ]
+
+
+def kto_loss(policy, reference, desirable, kl, beta, weights):
+    """Return KTO's losses (n,): each completion's weight minus its value (arXiv 2402.01306, eq. 7)."""
+    above = torch.where(desirable, 1.0, -1.0) * (policy - reference - kl.detach())
+    return torch.where(desirable, *weights) * (1 - torch.sigmoid(beta * above))
 
 
 def test_kto_of_three_completions_by_hand():

@@ -48,7 +48,6 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
         ("algorithm: sft\nname: a/b\n", "cannot name a policy"),
         ("algorithm: sft\nname: mine\ninit_from: mine\n", "mine would start from itself"),
         ("algorithm: pqn\nlr_scheduler_type: linear\n", "min_lr_rate"),
-        ("algorithm: grpo\ntarget_kl: 1.0\n", "target_kl adapts beta, but beta is 0"),
         ("algorithm: grpo\nserved: true\n", "set lora too"),
         ("algorithm: grpo\nengine: trl\nstates: live\n", "states: .* stored"),
         ("algorithm: grpo\nengine: trl\nserved: true\n", "served: unknown key for this kind"),
