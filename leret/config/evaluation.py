@@ -86,7 +86,7 @@ class EvalRecipe(Settings):
     data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[StoredName, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
-        description="names of systems; bank: the base policy with the best few-shot prompt; policies: all trained policies",
+        description="names of systems; bank: the base policy with its best few-shot prompt; policies: all trained",
     )
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]],
