@@ -193,7 +193,7 @@ def _missing_runs(
     for system in evaluation.systems:
         if system.retriever is None or _has_index(evaluator.others[system.retriever]):
             _, todo = evaluator.missing(system)
-            runs[system.name] = sum(map(len, todo.values()))
+            runs[system.name] = len(todo)
     return runs
 
 

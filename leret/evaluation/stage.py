@@ -53,7 +53,6 @@ class EvalReport:
     page: Path
     asked: tuple[str, ...] = ()
     already: bool = False
-    seconds: float = 0.0
 
 
 def evaluate(
@@ -77,7 +76,6 @@ def evaluate(
             finished runs are stored.
         RunError: the run was not sampled, cannot be read or written, or its inputs have changed.
     """
-    began = time.monotonic()
     evaluation = resolve(recipe, run)
     path = evaluation.directory / "summary.json"
     page = evaluation.page
@@ -85,7 +83,7 @@ def evaluate(
     if before is not None:
         if report is not None and not page.is_file():
             report(run, recipe.evaluation_name)
-        return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
+        return EvalReport(before, path, page, already=True)
     values = _chosen_on(evaluation, progress, report)
     with dated(run.manifest.date), Environment.open(run) as environment:
         questions = evaluation.questions(environment)
@@ -110,7 +108,7 @@ def evaluate(
         _mark(evaluation, summary)
     if report is not None:
         report(run, recipe.evaluation_name)
-    return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
+    return EvalReport(summary, path, page, asked)
 
 
 def _chosen_on(
@@ -185,13 +183,11 @@ def _record(
     rankings = {}
     for row in results.rows:
         if row.sample == 0 and row.failure is None:
-            rankings[row.question_id] = (row.doc_ids, row.scores)
-    scores = []
-    for id, (doc_ids, values) in rankings.items():
-        scores.append((id, gold_scores(tasks[id], doc_ids, values)))
+            task = tasks[row.question_id]
+            rankings[task.id] = gold_scores(task, row.doc_ids, row.scores)
     with evaluation.run.writing():
         directory = evaluation.directory / system.name
-        write_run(directory / "run.trec", system.name, scores)
+        write_run(directory / "run.trec", system.name, rankings.items())
         write_answers(directory / "answers.jsonl", tasks, results.rows)
     evaluation.run.event(
         "eval",

@@ -23,7 +23,6 @@ or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered po
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -356,9 +355,7 @@ def _corpus_rows(
         table = np.full((len(questions), rows.shape[1]), np.nan)
         table[scored] = rows
         tables.append(table)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a question without a value in any run
-        return np.asarray(np.nanmean(tables, axis=0))
+    return nan_mean(np.array(tables))
 
 
 def _set_corpus_measures(

@@ -109,10 +109,8 @@ class Session:
         finally:
             searches.close()
 
-    def scripted(
-        self, script: Script, wanted: Callable[[Task], Sequence[str]] | None = None
-    ) -> ScriptedPolicy:
-        return ScriptedPolicy(self.environment.formatter, script, wanted)
+    def scripted(self, script: Script, picks_gold: bool = False) -> ScriptedPolicy:
+        return ScriptedPolicy(self.environment.formatter, script, picks_gold)
 
 
 @dataclass(frozen=True)
@@ -142,10 +140,6 @@ class System:
     @property
     def shows_hint(self) -> bool:
         return self.prompt is not None and self.prompt.hint is not None
-
-    def searcher(self, environment: Environment) -> Retriever:
-        """Return the retriever that answers the system's queries."""
-        return environment.retriever
 
     async def run(self, session: Session) -> None:
         """Run every question of a session to its end."""
@@ -180,12 +174,9 @@ class OracleTitles(System):
         async def note(rollout: Rollout) -> None:
             queries[rollout.task_id] = query_places(rollout)
 
-        def wanted(task: Task) -> Sequence[str]:
-            return task.gold
-
-        await session.walk(session.scripted(marked_question, wanted), note)
+        await session.walk(session.scripted(marked_question, picks_gold=True), note)
         titles = oracle_titles(session.environment.corpus, queries)
-        await session.walk(session.scripted(titles, wanted))
+        await session.walk(session.scripted(titles, picks_gold=True))
 
 
 class ExpandedQuestion(System):
@@ -193,11 +184,9 @@ class ExpandedQuestion(System):
 
     only_searches = True
 
-    def searcher(self, environment: Environment) -> Retriever:
-        return rm3_retriever(environment.engine)
-
     async def run(self, session: Session) -> None:
-        await session.walk(session.scripted(raw_question))
+        expanding = replace(session, retriever=rm3_retriever(session.environment.engine))
+        await expanding.walk(session.scripted(raw_question))
 
 
 class Hyde(System):

@@ -174,6 +174,7 @@ def _tasks(run: Run) -> Iterator[Row]:
 
 
 def _pairs(run: Run) -> Iterator[Row]:
+    """Yield preference pairs, and their margins by step."""
     import pyarrow.parquet as pq
 
     path = run.preferences / "train.parquet"
@@ -191,7 +192,9 @@ def _pairs(run: Run) -> Iterator[Row]:
     for batch in pq.ParquetFile(path).iter_batches(columns=columns):
         for row in batch.to_pylist():
             *ids, chosen, rejected = (row[name] for name in columns)
-            yield "pairs", (*ids, chosen - rejected)
+            margin = chosen - rejected
+            yield "pairs", (*ids, margin)
+            yield "amounts", ("Margins", row["step"], margin)
 
 
 def _evaluations(run: Run) -> Iterator[Row]:
@@ -219,15 +222,13 @@ def _evaluations(run: Run) -> Iterator[Row]:
 
 
 def _samples(run: Run) -> Iterator[Row]:
-    """Yield rewards and margins by step, and the completions that were cut, by policy."""
+    """Yield rewards by step, and the completions that were cut, by policy."""
     with closing(connect(run.store, read_only=True)) as store:
         has_ends = store.execute(_COLUMN, ("finish_reason",)).fetchone()
         cuts = _CUTS.format(ends="finish_reason" if has_ends else "NULL")
         for table, sql in (("cuts", cuts), ("amounts", _REWARDS)):
             for row in store.execute(sql):
                 yield table, tuple(row)
-    for _, (_, _, step, _, _, margin) in _pairs(run):
-        yield "amounts", ("Margins", step, margin)
 
 
 def _tokens(run: Run) -> Iterator[Row]:
