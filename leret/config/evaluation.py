@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeInt,
     PositiveInt,
     SerializeAsAny,
     field_validator,
@@ -86,7 +85,7 @@ class EvalRecipe(Settings):
     data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[StoredName, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
-        description="names of systems; bank: the base policy with the best few-shot prompt; policies: all trained policies",
+        description="names of systems; bank: base with the best few-shot prompt; policies: all trained policies",
     )
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]],
@@ -129,10 +128,15 @@ class EvalRecipe(Settings):
     )
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="bootstrap resamples")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
-    examples: Annotated[NonNegativeInt, Free()] = Field(
-        10, description="questions with the largest gains and losses"
-    )
     seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, evaluation: Any) -> Any:
+        """Drop ``examples``, which earlier versions wrote in run.yaml."""
+        if not isinstance(evaluation, dict):
+            return evaluation
+        return {name: value for name, value in evaluation.items() if name != "examples"}
 
     @field_validator("measures", mode="before")
     @classmethod

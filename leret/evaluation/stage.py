@@ -21,7 +21,6 @@ from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
 from leret.evaluation.plan import Evaluation, choosing, open_evaluator, resolve
 from leret.evaluation.questions import Questions, check_leaks
-from leret.evaluation.report.examples import examples
 from leret.evaluation.results import (
     SystemResults,
     gold_scores,
@@ -91,13 +90,8 @@ def evaluate(
         asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _summary(evaluation, questions, results)
         _set_focus(summary, evaluation, values)
-        measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
-        shown = _examples(
-            evaluation, environment, questions.tasks, results, summary["focus"], measure
-        )
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", questions.tasks)
-            _write_json(evaluation.directory / "examples.json", shown)
             if evaluation.delivers:
                 systems = {system.name: system for system in evaluation.systems}
                 hero = systems.get(summary["focus"])
@@ -265,27 +259,6 @@ def _is_no_bound(system: System, questions: Questions, results: SystemResults) -
                 return False
             has_picks = True
     return has_picks
-
-
-def _examples(
-    evaluation: Evaluation,
-    environment: Environment,
-    tasks: Sequence[Task],
-    results: Mapping[str, SystemResults],
-    name: str | None,
-    measure: str,
-) -> dict[str, Any] | None:
-    rival = evaluation.recipe.baseline
-    if name is None or rival not in results or rival == name:
-        return None
-    return examples(
-        (name, results[name].rows),
-        (rival, results[rival].rows),
-        tasks,
-        environment.corpus,
-        evaluation.recipe.examples,
-        measure,
-    )
 
 
 def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySettings]) -> None:

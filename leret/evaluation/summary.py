@@ -209,7 +209,7 @@ def _headline_of_answers(summary: Summary) -> str | None:
 
 
 def main_measure(measures: Sequence[str]) -> str:
-    """Return the measure that chooses policies and orders examples.
+    """Return the measure that chooses policies.
 
     This is recall, or the first measure without gold documents.
     """

@@ -198,7 +198,7 @@ def _pairs(run: Run) -> Iterator[Row]:
 
 
 def _evaluations(run: Run) -> Iterator[Row]:
-    """Yield the headline, labels and examples of each evaluation, and differences of all systems."""
+    """Yield the headline, labels and main measures of each evaluation, and differences of all systems."""
     from leret.evaluation.measures import LABELS
     from leret.evaluation.report.comparison import every_difference
     from leret.evaluation.summary import headline, main_measures
@@ -210,13 +210,11 @@ def _evaluations(run: Run) -> Iterator[Row]:
         differences: dict[str, dict[str, Any]] = {}
         for pair in every_difference(run, summary):
             differences.setdefault(pair["a"], {})[pair["b"]] = pair
-        examples = run.eval / name / "examples.json"
         about = {
             "headline": headline(summary),
             "labels": LABELS,
             "main": main_measures(measures),
             "differences": differences,
-            "examples": json.loads(examples.read_text("utf-8")) if examples.is_file() else None,
         }
         yield "evaluations", (name, json.dumps(about))
 

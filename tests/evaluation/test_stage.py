@@ -78,7 +78,6 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
 
 def test_trec_files_carry_the_same_measures_as_the_summary(run):
     assert evaluate(ALL, run).summary["focus"] is None  # nothing is trained
-    assert json.loads((run.eval / "examples.json").read_text()) is None
     qrels = list(ir_measures.read_trec_qrels(str(run.eval / "qrels.trec")))
     measures = {ir_measures.AP: "ap", ir_measures.R @ 1000: "recall"}
     for system in ("raw-question", "oracle-titles", "base", "bank:1"):
