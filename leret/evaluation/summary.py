@@ -245,22 +245,6 @@ def table(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return columns, rows
 
 
-def table_by_hop(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Return the columns, and a row of measures per system and hop.
-
-    The last row of a system has its total seconds.
-    """
-    measures = summary["measures"]
-    columns = ["system", "hop", *(LABELS.get(measure, measure) for measure in measures), "seconds"]
-    rows = []
-    for row in summary["rows"]:
-        for hop in row["hops"]:
-            figures = [format_figure(hop, measure, with_interval=False) for measure in measures]
-            seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
-            rows.append([label(row["system"]), str(hop["hop"]), *figures, seconds])
-    return columns, rows
-
-
 def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
     """Format a measure with three decimals, or ``-`` if it has no value."""
     value = hop[measure]
