@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,11 +88,8 @@ class Evaluation:
         return questions
 
     def summary(self) -> dict[str, Any]:
-        """Read summary.json; return an empty dict if the file is missing or unreadable."""
-        try:
-            return dict(json.loads((self.directory / "summary.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return {}
+        """Return the content of summary.json; an empty dict if there is none."""
+        return self.run.summaries().get(self.recipe.evaluation_name or "", {})
 
     def done(self) -> dict[str, Any] | None:
         """Return the summary if this evaluation is complete and no question failed, else None."""

@@ -50,18 +50,6 @@ def sources(run: Run) -> list[tuple[str, int]]:
     return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
-def summaries(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the summary of each evaluation by name, the main one (named "") first."""
-    paths = {"": run.eval / "summary.json"}
-    for path in sorted(run.eval.glob("*/summary.json")):
-        paths[path.parent.name] = path
-    return {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.is_file()
-    }
-
-
 def label_of(evaluation: str, system: str) -> str:
     """Return the name of an evaluated system in the viewer; the main evaluation is named ""."""
     if not evaluation:
@@ -117,7 +105,7 @@ def complete(index: RunIndex, path: Path) -> None:
 def _results(run: Run) -> Iterator[Row]:
     from leret.evaluation.results import first_runs, read_rows
 
-    for name, summary in summaries(run).items():
+    for name, summary in run.summaries().items():
         measure = main_measure(summary)
         if "ap" in summary["measures"]:
             measure = "ap"
@@ -202,7 +190,7 @@ def _evaluations(run: Run) -> Iterator[Row]:
     from leret.evaluation.measures import LABELS
     from leret.evaluation.summary import headline, main_measures
 
-    for name, summary in summaries(run).items():
+    for name, summary in run.summaries().items():
         measures = summary["measures"]
         if not (summary["rows"] and measures):
             continue

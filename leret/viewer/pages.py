@@ -19,7 +19,7 @@ from jinja2.filters import do_mark_safe
 from leret import __version__
 from leret.config.evaluation import label
 from leret.core.progress import visible
-from leret.viewer.collect import label_of, main_measure, summaries
+from leret.viewer.collect import label_of, main_measure
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS, PAGE, select
 from leret.viewer.plots import MISMATCH, axis, curves_of
@@ -265,7 +265,7 @@ def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[s
 
     The default systems are the delivered policy and the baseline.
     """
-    by_evaluation = summaries(index.run)
+    by_evaluation = index.run.summaries()
     systems: list[str] = []
     for name, summary in by_evaluation.items():
         systems += [label_of(name, row["system"]) for row in summary["rows"]]
@@ -280,7 +280,7 @@ def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[s
 
 def _overview(index: RunIndex, evaluation: str = "") -> dict[str, Any]:
     """Return the values of the overview, which begins with an evaluation's headline."""
-    by_name = summaries(index.run)
+    by_name = index.run.summaries()
     if evaluation in by_name:
         by_name = {evaluation: by_name[evaluation], **by_name}
     first = next(iter(by_name), "")
@@ -301,11 +301,7 @@ def _overview(index: RunIndex, evaluation: str = "") -> dict[str, Any]:
 
 
 def _trainings(index: RunIndex) -> dict[str, Any]:
-    paths = sorted(
-        index.run.policies.glob("[!.]*/training.json"), key=lambda path: path.stat().st_mtime
-    )
-    trainings = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-    return {"trainings": trainings, "rounds": index.run.manifest.rounds}
+    return {"trainings": index.run.trainings(), "rounds": index.run.manifest.rounds}
 
 
 def _prompts(index: RunIndex) -> dict[str, Any]:

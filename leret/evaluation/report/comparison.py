@@ -129,16 +129,16 @@ def _scores_by_label(
 
 
 def read_summary(run: Run, evaluation: str | None = None) -> dict[str, Any]:
-    """Read the summary.json of an evaluation; RunError if there is none."""
-    path = run.eval / (evaluation or "") / "summary.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    """Return the summary.json of an evaluation; RunError if there is none."""
+    summaries = run.summaries()
+    name = evaluation or ""
+    if name not in summaries:
         advice = f"run `leret eval RECIPE --run {run.path}`"
-        names = sorted(file.parent.name for file in run.eval.glob("*/summary.json"))
+        names = list(filter(None, summaries))
         if names:
             advice = f"choose --evaluation {' or '.join(names)}"
-        raise RunError(f"{path} cannot be read; {advice}") from error
+        raise RunError(f"{run.eval / name / 'summary.json'} does not exist; {advice}")
+    return summaries[name]
 
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[int]]:
