@@ -384,8 +384,8 @@ def _shown(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        items = [(name, item) for name, item in value.items() if item is not None]
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        items = [(name, item) for name, item in _fields(value).items() if item is not None]
         return ", ".join(f"{name}: {_shown(item)}" for name, item in items)
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,7 @@ class EvalEstimate:
     """LM calls per run of the program; None if they depend on the LM, or no results are missing."""
     lm_calls: int | None  # upper bound for all missing questions; None if ``steps`` is unknown
     done: bool
+    choose_on: EvalEstimate | None = None  # evaluation of the policies on the split ``choose_on``
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
@@ -123,18 +124,7 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     choice = choosing(evaluation)
     if choice is None:
         return whole
-    part = _estimate(resolve(choice, run))
-    lm_calls = None
-    if whole.lm_calls is not None and part.lm_calls is not None:
-        lm_calls = whole.lm_calls + part.lm_calls
-    return EvalEstimate(
-        questions=whole.questions + part.questions,
-        systems=whole.systems,
-        to_ask=tuple(dict.fromkeys((*whole.to_ask, *part.to_ask))),
-        steps=whole.steps,
-        lm_calls=lm_calls,
-        done=whole.done and part.done,
-    )
+    return replace(whole, choose_on=_estimate(resolve(choice, run)))
 
 
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:

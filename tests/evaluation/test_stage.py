@@ -61,7 +61,7 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     for place, name in enumerate(("sft", "ipo"), 1):
         train(run, name, place)
     recipe = ALL.model_copy(update={"choose_on": "dev"})
-    assert estimate(recipe, run).lm_calls > estimate(ALL, run).lm_calls  # the questions of dev count
+    assert estimate(recipe, run).choose_on.lm_calls > 0
     summary = evaluate(recipe, run).summary
     on_dev = json.loads((run.eval / "dev" / "summary.json").read_text())
     recall = {row["system"]: row["hops"][-1]["recall"] for row in on_dev["rows"]}
