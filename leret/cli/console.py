@@ -224,12 +224,9 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             spec = getattr(recipe.sampling, key)
             if spec is None:
                 continue
-            for fault in faults(spec):
+            for fault in faults(spec, f"sampling.{key}"):
                 place, _, message = fault.partition(": ")
-                if place.startswith(("parts", "mixer")):
-                    yield (f"sampling.{key}.{place}",), message
-                else:
-                    yield (f"sampling.{key}",), fault
+                yield (place,), message
 
     return check
 
