@@ -159,7 +159,7 @@ class Evaluator:
             rollout, n_calls, n_tokens = await self._read(rollout)
             *rows, last = self._scorer.rows(rollout)
             n_calls += last.lm_calls
-            n_tokens += last.n_tokens or 0
+            n_tokens += last.n_tokens
             results.rows += [*rows, replace(last, lm_calls=n_calls, n_tokens=n_tokens)]
             n_done += 1
             n_failed += rollout.error is not None

@@ -174,14 +174,11 @@ def headline(summary: Summary) -> str | None:
 
 
 def _values_without_gold(summary: Summary, measure: str) -> dict[str, float]:
-    """Return a measure after the last hop, for the systems that do not use the gold documents.
-
-    Rows of earlier versions with ``best_of`` used them.
-    """
+    """Return a measure after the last hop, for the systems that do not use the gold documents."""
     values = {}
     for row in summary["rows"]:
         method = row["system"].partition("@")[0]
-        if method != ORACLE and not row.get("best_of"):
+        if method != ORACLE:
             values[row["system"]] = row["hops"][-1][measure] or 0.0
     return values
 

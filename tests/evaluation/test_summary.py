@@ -85,12 +85,6 @@ def test_the_tables_of_the_console(summary):
     assert summary["rows"][2]["cost"] == {"lm_calls": 2.2, "tokens": 0.0, "searches": 2.2, "seconds": 0.3}
 
 
-def test_the_best_run_of_an_earlier_version_makes_no_headline(summary):
-    for system in summary["rows"]:
-        system["best_of"] = 2
-    assert headline(summary) is None  # it is chosen by the gold documents
-
-
 @pytest.mark.parametrize(
     ("rows", "values", "counts"),
     [

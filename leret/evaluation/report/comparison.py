@@ -216,8 +216,6 @@ def _scores(run: Run, summary: Summary, measures: Sequence[str]) -> dict[str, _S
     directory = run.eval / (summary.get("name") or "")
     scores: dict[str, _Scores] = {}
     for row in summary["rows"]:
-        if row.get("best_of"):  # of an earlier version, chosen by the gold documents
-            continue
         system = row["system"]
         hops = read_rows(directory / system / "per_question.parquet")
         names = dict.fromkeys(hop.question_id for hop in hops)
