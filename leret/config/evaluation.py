@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -33,6 +34,14 @@ def label(text: str) -> str:
     'few-shot:1 finds more than runs/databank:1'
     """
     return _BANK.sub("few-shot:", text)
+
+
+def main_measure(measures: Sequence[str]) -> str:
+    """Return the measure that chooses policies and is shown in plots and differences.
+
+    This is recall, or the first measure without gold documents.
+    """
+    return "recall" if "recall" in measures else measures[0]
 
 
 def stored_name(name: str) -> str:

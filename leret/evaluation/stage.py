@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.evaluation import EvalRecipe
+from leret.config.evaluation import EvalRecipe, main_measure
 from leret.config.policy import PolicySettings
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
@@ -29,7 +29,7 @@ from leret.evaluation.results import (
     write_run,
 )
 from leret.evaluation.runner import Evaluator
-from leret.evaluation.summary import Summary, main_measure, summarise
+from leret.evaluation.summary import Summary, summarise
 from leret.evaluation.systems import HYDE, OracleTitles, System, focus
 from leret.policies.load import probe
 from leret.policies.local.chat_template import dated

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from leret.config.evaluation import EvalRecipe, label
+from leret.config.evaluation import EvalRecipe, label, main_measure
 from leret.core.types import Outcome, Task
 from leret.evaluation.measures import LABELS, corpus_measures
 from leret.evaluation.results import ScoredHop, SystemResults, prediction_of
@@ -203,14 +203,6 @@ def _headline_of_answers(summary: Summary) -> str | None:
     if _is_significant(summary, measure, best, rival):
         relation = f"a higher {label} than"
     return f"{best} has {relation} {rival}: {values[best]:.3f} against {values[rival]:.3f}"
-
-
-def main_measure(measures: Sequence[str]) -> str:
-    """Return the measure that chooses policies.
-
-    This is recall, or the first measure without gold documents.
-    """
-    return "recall" if "recall" in measures else measures[0]
 
 
 def main_measures(measures: Sequence[str]) -> list[str]:

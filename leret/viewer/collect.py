@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from leret.config.evaluation import main_measure
 from leret.core.errors import LeretError, import_optional
 from leret.core.runs import Run
 from leret.sampling.store.store import connect
@@ -57,17 +58,6 @@ def label_of(evaluation: str, system: str) -> str:
     return f"{evaluation}/{system}"
 
 
-def main_measure(summary: Mapping[str, Any]) -> str:
-    """Return the measure of plots and differences.
-
-    It is recall, or the first measure if there are no gold documents.
-    """
-    measures = summary["measures"]
-    if "recall" in measures:
-        return "recall"
-    return next(iter(measures), "")
-
-
 def command(run: Run, file: Path) -> tuple[str, ...]:
     """Return the command that collects a run's facts in a process of its own."""
     return sys.executable, "-m", "leret.viewer.collect", str(run.path), str(file)
@@ -106,7 +96,7 @@ def _results(run: Run) -> Iterator[Row]:
     from leret.evaluation.results import first_runs, read_rows
 
     for name, summary in run.summaries().items():
-        measure = main_measure(summary)
+        measure = main_measure(summary["measures"])
         if "ap" in summary["measures"]:
             measure = "ap"
         for number, row in enumerate(summary["rows"]):
@@ -192,11 +182,11 @@ def _evaluations(run: Run) -> Iterator[Row]:
 
     for name, summary in run.summaries().items():
         measures = summary["measures"]
-        if not (summary["rows"] and measures):
+        if not summary["rows"]:
             continue
         differences: dict[str, dict[str, Any]] = {}
         for pair in summary["comparisons"]:
-            if pair["measure"] == main_measure(summary):
+            if pair["measure"] == main_measure(measures):
                 differences.setdefault(pair["a"], {})[pair["b"]] = pair
         about = {
             "headline": headline(summary),

@@ -17,9 +17,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_mark_safe
 
 from leret import __version__
-from leret.config.evaluation import label
+from leret.config.evaluation import label, main_measure
 from leret.core.progress import visible
-from leret.viewer.collect import label_of, main_measure
+from leret.viewer.collect import label_of
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS, PAGE, select
 from leret.viewer.plots import MISMATCH, axis, curves_of

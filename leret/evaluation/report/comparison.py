@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from leret.config.data import GENERATED
-from leret.config.evaluation import label
+from leret.config.evaluation import label, main_measure
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.core.stages import flat
@@ -28,7 +28,6 @@ from leret.evaluation.results import read_rows
 from leret.evaluation.summary import (
     Summary,
     format_figure,
-    main_measure,
     main_measures,
     score_table,
 )

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from leret.config.evaluation import main_measure
 from leret.core.errors import LeretError, RunError
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.comparison import read_summary
-from leret.evaluation.summary import Summary, main_measure
+from leret.evaluation.summary import Summary
 
 
 def list_runs(directory: Path) -> list[dict[str, Any]]:
