@@ -224,12 +224,9 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             spec = getattr(recipe.sampling, key)
             if spec is None:
                 continue
-            for fault in faults(spec):
+            for fault in faults(spec, f"sampling.{key}"):
                 place, _, message = fault.partition(": ")
-                if place.startswith(("parts", "mixer")):
-                    yield (f"sampling.{key}.{place}",), message
-                else:
-                    yield (f"sampling.{key}",), fault
+                yield (place,), message
 
     return check
 
@@ -384,8 +381,8 @@ def _shown(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        items = [(name, item) for name, item in value.items() if item is not None]
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        items = [(name, item) for name, item in _fields(value).items() if item is not None]
         return ", ".join(f"{name}: {_shown(item)}" for name, item in items)
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)

@@ -147,9 +147,6 @@ def evaluate(
     run: RunOption,
     overrides: console.EvalOverrides = None,
     dry_run: DryRun = False,
-    all_: Annotated[
-        bool, typer.Option("--all", help="Also show every measure after each hop.")
-    ] = False,
 ) -> None:
     """Evaluate the base model, prompts, trained policies and baselines on held-out questions."""
     from leret.config.evaluation import EvalRecipe
@@ -170,14 +167,14 @@ def evaluate(
         return console.facts(estimate(settings, directory))
     with shown() as progress:
         report = stage(settings, directory, progress=progress, report=write_report)
-    show(report, by_hop=all_)
+    show(report)
     console.say(f"next:\n  leret view {shlex.quote(str(run))}")
 
 
-def show(report: EvalReport, by_hop: bool = False) -> None:
+def show(report: EvalReport) -> None:
     """Print an evaluation's table, headline and file paths."""
     from leret.config.evaluation import label
-    from leret.evaluation.summary import headline, table, table_by_hop
+    from leret.evaluation.summary import headline, table
 
     summary = report.summary
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
@@ -189,8 +186,6 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
         console.say(label(sentence))
     if "leaks" in summary:
         console.say(summary["leaks"]["verdict"])
-    if by_hop:
-        console.table(*table_by_hop(summary), "after each hop")
     if report.already:
         console.say("nothing to do: all systems are already evaluated")
     console.done(f"{report.path}  {report.page}")

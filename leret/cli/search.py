@@ -129,7 +129,7 @@ def _measure(
 
     with shown() as progress:
         report = evaluate_retriever(retriever.retriever, tasks, names, progress)
-    if not report.finds_gold:
+    if not any(report.measures.values()):
         console.complain(
             f"no ranking has a relevant document; check that the questions belong to {index}",
             "warning: ",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeInt,
     PositiveInt,
     SerializeAsAny,
     field_validator,
@@ -34,6 +34,14 @@ def label(text: str) -> str:
     'few-shot:1 finds more than runs/databank:1'
     """
     return _BANK.sub("few-shot:", text)
+
+
+def main_measure(measures: Sequence[str]) -> str:
+    """Return the measure that chooses policies and is shown in plots and differences.
+
+    This is recall, or the first measure without gold documents.
+    """
+    return "recall" if "recall" in measures else measures[0]
 
 
 def stored_name(name: str) -> str:
@@ -86,7 +94,7 @@ class EvalRecipe(Settings):
     data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[StoredName, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
-        description="names of systems; bank: the base policy with its best few-shot prompt; policies: all trained",
+        description="names of systems; bank: base with the best few-shot prompt; policies: all trained policies",
     )
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]],
@@ -129,10 +137,15 @@ class EvalRecipe(Settings):
     )
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="bootstrap resamples")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
-    examples: Annotated[NonNegativeInt, Free()] = Field(
-        10, description="questions with the largest gains and losses"
-    )
     seed: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, evaluation: Any) -> Any:
+        """Drop ``examples``, which earlier versions wrote in run.yaml."""
+        if not isinstance(evaluation, dict):
+            return evaluation
+        return {name: value for name, value in evaluation.items() if name != "examples"}
 
     @field_validator("measures", mode="before")
     @classmethod

@@ -237,6 +237,30 @@ class Run:
                 except ValueError:
                     continue
 
+    def trainings(self) -> dict[str, dict[str, Any]]:
+        """Map each fully trained policy to its training.json; a policy comes after its parent."""
+        notes = {}
+        for path in sorted(self.policies.glob("[!.]*/training.json")):
+            advice = f"delete {path.parent} and train again"
+            notes[path.parent.name] = _read_json(path, advice)
+
+        def depth(name: str) -> int:
+            parent = notes[name].get("parent")
+            return 1 + depth(parent) if parent in notes else 0
+
+        return {name: notes[name] for name in sorted(notes, key=lambda name: (depth(name), name))}
+
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """Map each evaluation to its summary.json, the main one (named "") first."""
+        paths = {"": self.eval / "summary.json"}
+        for path in sorted(self.eval.glob("*/summary.json")):
+            paths[path.parent.name] = path
+        summaries = {}
+        for name, path in paths.items():
+            if path.is_file():
+                summaries[name] = _read_json(path, "delete it and run `leret eval` again")
+        return summaries
+
     def _shared(self, text: str) -> str:
         if not os.path.exists(text.partition(":")[0]):
             return text
@@ -265,6 +289,13 @@ class Run:
             )
             again = "and run the same command again to resume"
             raise RunError(f"{self.path} cannot be written: {what} {again}") from error
+
+
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path} cannot be read ({error}); {advice}") from error
 
 
 def versions() -> dict[str, str | None]:

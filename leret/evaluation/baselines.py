@@ -70,14 +70,13 @@ class CandidateRanking:
 class ScriptedPolicy:
     """An `Actor` that answers the steps of a program by a rule instead of an LM.
 
-    At a choice, the rule picks the first candidate in ``wanted``. If there is none, it picks a
-    candidate without text, which adds nothing to the question, or else the best candidate
-    (`CandidateRanking`).
+    At a choice, the rule picks a candidate without text, which adds nothing to the question, or
+    else the best candidate (`CandidateRanking`). With ``picks_gold``, gold documents come first.
     """
 
     formatter: Formatter
     script: Script
-    wanted: Callable[[Task], Sequence[str]] | None = None
+    picks_gold: bool = False
     _rank: CandidateRanking = field(default_factory=CandidateRanking, init=False)
 
     async def act(
@@ -89,12 +88,12 @@ class ScriptedPolicy:
             return call, self.formatter.step(need, picked)
         outputs = answer_fields(need.predictor, need.call.signature, self.script(task, step))
         call = LMCall(need.predictor, need.inputs, (), None, outputs)
-        return call, self.formatter.scripted(need, outputs)
+        return call, Step(need.call, [outputs])
 
     def _pick(self, task: Task, choice: Choice) -> str:
         left = {item.id: item.text for item in choice.candidates if item is not STOP}
-        if self.wanted is not None:
-            for id in self.wanted(task):
+        if self.picks_gold:
+            for id in task.gold:
                 if id in left:
                     return id
         for id, text in left.items():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +88,8 @@ class Evaluation:
         return questions
 
     def summary(self) -> dict[str, Any]:
-        """Read summary.json; return an empty dict if the file is missing or unreadable."""
-        try:
-            return dict(json.loads((self.directory / "summary.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return {}
+        """Return the content of summary.json; an empty dict if there is none."""
+        return self.run.summaries().get(self.recipe.evaluation_name or "", {})
 
     def done(self) -> dict[str, Any] | None:
         """Return the summary if this evaluation is complete and no question failed, else None."""
@@ -115,6 +111,7 @@ class EvalEstimate:
     """LM calls per run of the program; None if they depend on the LM, or no results are missing."""
     lm_calls: int | None  # upper bound for all missing questions; None if ``steps`` is unknown
     done: bool
+    choose_on: EvalEstimate | None = None  # evaluation of the policies on the split ``choose_on``
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
@@ -127,18 +124,7 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     choice = choosing(evaluation)
     if choice is None:
         return whole
-    part = _estimate(resolve(choice, run))
-    lm_calls = None
-    if whole.lm_calls is not None and part.lm_calls is not None:
-        lm_calls = whole.lm_calls + part.lm_calls
-    return EvalEstimate(
-        questions=whole.questions + part.questions,
-        systems=whole.systems,
-        to_ask=tuple(dict.fromkeys((*whole.to_ask, *part.to_ask))),
-        steps=whole.steps,
-        lm_calls=lm_calls,
-        done=whole.done and part.done,
-    )
+    return replace(whole, choose_on=_estimate(resolve(choice, run)))
 
 
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
@@ -193,7 +179,7 @@ def _missing_runs(
     for system in evaluation.systems:
         if system.retriever is None or _has_index(evaluator.others[system.retriever]):
             _, todo = evaluator.missing(system)
-            runs[system.name] = sum(map(len, todo.values()))
+            runs[system.name] = len(todo)
     return runs
 
 

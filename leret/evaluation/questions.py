@@ -18,7 +18,7 @@ from leret.datasets.leaks import FINGERPRINTS, find_leaks, refuse_leaks
 from leret.datasets.load import limited, split_name
 from leret.evaluation.measures import scorable, scores_search
 from leret.evaluation.runner import Policies
-from leret.evaluation.systems import OracleTitles, System, training_facts
+from leret.evaluation.systems import OracleTitles, System
 from leret.policies.checkpoints import policy_directory
 from leret.programs.prompts import Prompt
 from leret.rollouts.environment import Environment, questions_digest, refuse_changed_files
@@ -126,7 +126,7 @@ def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> 
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids |= store.question_ids()
-    for note in training_facts(run).values():
+    for note in run.trainings().values():
         ids.update(note.get("validation") or ())
         recipe = (note.get("key") or {}).get("recipe") or {}
         if "limit" in recipe:  # online training also uses questions that are not in the store

@@ -39,7 +39,7 @@ class ScoredHop:
         doc_ids: accumulated ranking, best first.
         lm_calls: LM calls since the previous row; the last row of a run includes LM calls after its
             search.
-        n_tokens: tokens of these calls, prompts included; None in files of older versions.
+        n_tokens: tokens of these calls, prompts included.
         value: Q-value of a picker's choice before the search.
         prediction: JSON of the program's answer (`leret.rewards.answers.answer_texts`), in the last
             row.
@@ -61,7 +61,7 @@ class ScoredHop:
     value: float | None = None
     prediction: str | None = None
     picked: tuple[str, ...] = ()
-    n_tokens: int | None = 0
+    n_tokens: int = 0
 
 
 _FIXED = {
@@ -102,16 +102,12 @@ def read_rows(path: Path) -> list[ScoredHop]:
     try:
         return [_row(record) for record in pq.read_table(path).to_pylist()]
     except (OSError, pa.ArrowException, KeyError) as error:
-        cause = str(error)
-        if isinstance(error, KeyError):
-            cause = f"column {error} is missing: an older leret wrote the file"
         raise RunError(
-            f"{path} cannot be read ({cause}); delete {path.parent} and run `leret eval` again"
+            f"{path} cannot be read ({error}); delete {path.parent} and run `leret eval` again"
         ) from error
 
 
 def _row(record: dict[str, Any]) -> ScoredHop:
-    record.setdefault("n_tokens", None)
     fixed = {name: record.pop(name) for name in _FIXED}
     return ScoredHop(
         **fixed | {name: tuple(fixed[name]) for name in _TUPLES},
@@ -148,12 +144,11 @@ class SystemResults:
     def lm_calls(self) -> int:
         return sum(row.lm_calls for row in self.rows)
 
-    def cost(self, n: int) -> dict[str, float | None]:
-        """Return LM calls, tokens, searches and seconds by ``n``; None for unknown tokens."""
-        tokens = [row.n_tokens for row in self.rows if row.n_tokens is not None]
+    def cost(self, n: int) -> dict[str, float]:
+        """Return LM calls, tokens, searches and seconds by ``n``."""
         return {
             "lm_calls": self.lm_calls / n,
-            "tokens": sum(tokens) / n if len(tokens) == len(self.rows) else None,
+            "tokens": sum(row.n_tokens for row in self.rows) / n,
             "searches": sum(row.query is not None for row in self.rows) / n,
             "seconds": round(self.seconds, 3) / n,  # as stored
         }

@@ -47,13 +47,6 @@ class RetrieverReport:
     def n_empty(self) -> int:
         return sum(not ranking for ranking in self.rankings)
 
-    @property
-    def finds_gold(self) -> bool:
-        for question, ranking in zip(self.questions, self.rankings, strict=True):
-            if set(question.gold).intersection(_scores(question, ranking)):
-                return True
-        return False
-
     def brief(self) -> dict[str, Any]:
         """Return the values printed by ``--json``."""
         return {"n_questions": len(self.questions), "measures": dict(self.measures)}

@@ -116,18 +116,16 @@ class Evaluator:
                 writer.submit(write_results, directory, results, list(self.measures)).result()
         return results, True
 
-    def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
-        """Return stored results and, for each sample number, the questions without results."""
+    def missing(self, system: System) -> tuple[SystemResults, list[tuple[Task, int]]]:
+        """Return stored results, and the questions and sample numbers without results."""
         samples = self.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
         stored = read_results(self.directory / system.name, self._key_of(system))
         results = stored.only(ids, samples)
         done = results.runs()
-        todo = {}
+        todo = []
         for sample in range(samples):
-            questions = [task for task in self.questions if (task.id, sample) not in done]
-            if questions:
-                todo[sample] = questions
+            todo += [(task, sample) for task in self.questions if (task.id, sample) not in done]
         return results, todo
 
     def close(self) -> None:
@@ -150,11 +148,8 @@ class Evaluator:
         return digest(key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
-        self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults
+        self, system: System, runs: Sequence[tuple[Task, int]], results: SystemResults
     ) -> None:
-        runs: list[tuple[Task, int]] = []
-        for index, tasks in todo.items():
-            runs += [(task, index) for task in tasks]
         n_before = len(results.runs())
         self.progress.start(f"evaluating {system.name}", len(runs))
         n_done = n_failed = 0
@@ -164,7 +159,7 @@ class Evaluator:
             rollout, n_calls, n_tokens = await self._read(rollout)
             *rows, last = self._scorer.rows(rollout)
             n_calls += last.lm_calls
-            n_tokens += last.n_tokens or 0
+            n_tokens += last.n_tokens
             results.rows += [*rows, replace(last, lm_calls=n_calls, n_tokens=n_tokens)]
             n_done += 1
             n_failed += rollout.error is not None
@@ -174,8 +169,7 @@ class Evaluator:
 
         source = self.environment if system.retriever is None else self.others[system.retriever]
         policy = self._open.get(system.policy or "")
-        retriever = system.searcher(source)
-        session = Session(self.environment, retriever, policy, self.decoding, runs, ended)
+        session = Session(self.environment, source.retriever, policy, self.decoding, runs, ended)
         try:
             self._loop.run(system.run(session))
         finally:

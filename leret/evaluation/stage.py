@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.evaluation import EvalRecipe
+from leret.config.evaluation import EvalRecipe, main_measure
 from leret.config.policy import PolicySettings
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
@@ -21,7 +21,6 @@ from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
 from leret.evaluation.plan import Evaluation, choosing, open_evaluator, resolve
 from leret.evaluation.questions import Questions, check_leaks
-from leret.evaluation.report.examples import examples
 from leret.evaluation.results import (
     SystemResults,
     gold_scores,
@@ -30,7 +29,7 @@ from leret.evaluation.results import (
     write_run,
 )
 from leret.evaluation.runner import Evaluator
-from leret.evaluation.summary import Summary, main_measure, summarise
+from leret.evaluation.summary import Summary, summarise
 from leret.evaluation.systems import HYDE, OracleTitles, System, focus
 from leret.policies.load import probe
 from leret.policies.local.chat_template import dated
@@ -53,7 +52,6 @@ class EvalReport:
     page: Path
     asked: tuple[str, ...] = ()
     already: bool = False
-    seconds: float = 0.0
 
 
 def evaluate(
@@ -77,7 +75,6 @@ def evaluate(
             finished runs are stored.
         RunError: the run was not sampled, cannot be read or written, or its inputs have changed.
     """
-    began = time.monotonic()
     evaluation = resolve(recipe, run)
     path = evaluation.directory / "summary.json"
     page = evaluation.page
@@ -85,7 +82,7 @@ def evaluate(
     if before is not None:
         if report is not None and not page.is_file():
             report(run, recipe.evaluation_name)
-        return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
+        return EvalReport(before, path, page, already=True)
     values = _chosen_on(evaluation, progress, report)
     with dated(run.manifest.date), Environment.open(run) as environment:
         questions = evaluation.questions(environment)
@@ -93,13 +90,8 @@ def evaluate(
         asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _summary(evaluation, questions, results)
         _set_focus(summary, evaluation, values)
-        measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
-        shown = _examples(
-            evaluation, environment, questions.tasks, results, summary["focus"], measure
-        )
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", questions.tasks)
-            _write_json(evaluation.directory / "examples.json", shown)
             if evaluation.delivers:
                 systems = {system.name: system for system in evaluation.systems}
                 hero = systems.get(summary["focus"])
@@ -110,7 +102,7 @@ def evaluate(
         _mark(evaluation, summary)
     if report is not None:
         report(run, recipe.evaluation_name)
-    return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
+    return EvalReport(summary, path, page, asked)
 
 
 def _chosen_on(
@@ -185,13 +177,11 @@ def _record(
     rankings = {}
     for row in results.rows:
         if row.sample == 0 and row.failure is None:
-            rankings[row.question_id] = (row.doc_ids, row.scores)
-    scores = []
-    for id, (doc_ids, values) in rankings.items():
-        scores.append((id, gold_scores(tasks[id], doc_ids, values)))
+            task = tasks[row.question_id]
+            rankings[task.id] = gold_scores(task, row.doc_ids, row.scores)
     with evaluation.run.writing():
         directory = evaluation.directory / system.name
-        write_run(directory / "run.trec", system.name, scores)
+        write_run(directory / "run.trec", system.name, rankings.items())
         write_answers(directory / "answers.jsonl", tasks, results.rows)
     evaluation.run.event(
         "eval",
@@ -269,27 +259,6 @@ def _is_no_bound(system: System, questions: Questions, results: SystemResults) -
                 return False
             has_picks = True
     return has_picks
-
-
-def _examples(
-    evaluation: Evaluation,
-    environment: Environment,
-    tasks: Sequence[Task],
-    results: Mapping[str, SystemResults],
-    name: str | None,
-    measure: str,
-) -> dict[str, Any] | None:
-    rival = evaluation.recipe.baseline
-    if name is None or rival not in results or rival == name:
-        return None
-    return examples(
-        (name, results[name].rows),
-        (rival, results[rival].rows),
-        tasks,
-        environment.corpus,
-        evaluation.recipe.examples,
-        measure,
-    )
 
 
 def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySettings]) -> None:

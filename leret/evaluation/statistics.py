@@ -7,6 +7,7 @@ and measure.
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -71,11 +72,9 @@ def _resamples(n_questions: int, resamples: int, seed: int) -> Iterator[tuple[in
 def _percentiles(values: Array, confidence: float) -> Array:
     """Return the central interval of each column; NaN for a column without values."""
     tail = (1 - confidence) / 2 * 100
-    bounds = np.full((values.shape[1], 2), np.nan)
-    for i, column in enumerate(values.T):
-        present = column[~np.isnan(column)]
-        if present.size:
-            bounds[i] = np.percentile(present, [tail, 100 - tail])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
+        bounds: Array = np.nanpercentile(values, [tail, 100 - tail], axis=0).T
     return bounds
 
 

@@ -23,7 +23,6 @@ or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered po
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from leret.config.evaluation import EvalRecipe, label
+from leret.config.evaluation import EvalRecipe, label, main_measure
 from leret.core.types import Outcome, Task
 from leret.evaluation.measures import LABELS, corpus_measures
 from leret.evaluation.results import ScoredHop, SystemResults, prediction_of
@@ -175,14 +174,11 @@ def headline(summary: Summary) -> str | None:
 
 
 def _values_without_gold(summary: Summary, measure: str) -> dict[str, float]:
-    """Return a measure after the last hop, for the systems that do not use the gold documents.
-
-    Rows of earlier versions with ``best_of`` used them.
-    """
+    """Return a measure after the last hop, for the systems that do not use the gold documents."""
     values = {}
     for row in summary["rows"]:
         method = row["system"].partition("@")[0]
-        if method != ORACLE and not row.get("best_of"):
+        if method != ORACLE:
             values[row["system"]] = row["hops"][-1][measure] or 0.0
     return values
 
@@ -207,14 +203,6 @@ def _headline_of_answers(summary: Summary) -> str | None:
     if _is_significant(summary, measure, best, rival):
         relation = f"a higher {label} than"
     return f"{best} has {relation} {rival}: {values[best]:.3f} against {values[rival]:.3f}"
-
-
-def main_measure(measures: Sequence[str]) -> str:
-    """Return the measure that chooses policies and orders examples.
-
-    This is recall, or the first measure without gold documents.
-    """
-    return "recall" if "recall" in measures else measures[0]
 
 
 def main_measures(measures: Sequence[str]) -> list[str]:
@@ -243,22 +231,6 @@ def table(summary: Summary) -> tuple[list[str], list[list[str]]]:
         for name in counts:
             cells.append(f"{row[name]:,}")
         rows.append(cells)
-    return columns, rows
-
-
-def table_by_hop(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Return the columns, and a row of measures per system and hop.
-
-    The last row of a system has its total seconds.
-    """
-    measures = summary["measures"]
-    columns = ["system", "hop", *(LABELS.get(measure, measure) for measure in measures), "seconds"]
-    rows = []
-    for row in summary["rows"]:
-        for hop in row["hops"]:
-            figures = [format_figure(hop, measure, with_interval=False) for measure in measures]
-            seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
-            rows.append([label(row["system"]), str(hop["hop"]), *figures, seconds])
     return columns, rows
 
 
@@ -356,9 +328,7 @@ def _corpus_rows(
         table = np.full((len(questions), rows.shape[1]), np.nan)
         table[scored] = rows
         tables.append(table)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a question without a value in any run
-        return np.asarray(np.nanmean(tables, axis=0))
+    return nan_mean(np.array(tables))
 
 
 def _set_corpus_measures(

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from leret.config.base import secrets_in
 from leret.config.evaluation import label
@@ -43,7 +43,7 @@ from leret.config.load import sampling_recipe_of
 from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
 from leret.core.aio import for_each
-from leret.core.errors import ConfigError, RunError
+from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.core.types import Rollout, Task
 from leret.evaluation.baselines import (
@@ -109,10 +109,8 @@ class Session:
         finally:
             searches.close()
 
-    def scripted(
-        self, script: Script, wanted: Callable[[Task], Sequence[str]] | None = None
-    ) -> ScriptedPolicy:
-        return ScriptedPolicy(self.environment.formatter, script, wanted)
+    def scripted(self, script: Script, picks_gold: bool = False) -> ScriptedPolicy:
+        return ScriptedPolicy(self.environment.formatter, script, picks_gold)
 
 
 @dataclass(frozen=True)
@@ -142,10 +140,6 @@ class System:
     @property
     def shows_hint(self) -> bool:
         return self.prompt is not None and self.prompt.hint is not None
-
-    def searcher(self, environment: Environment) -> Retriever:
-        """Return the retriever that answers the system's queries."""
-        return environment.retriever
 
     async def run(self, session: Session) -> None:
         """Run every question of a session to its end."""
@@ -180,12 +174,9 @@ class OracleTitles(System):
         async def note(rollout: Rollout) -> None:
             queries[rollout.task_id] = query_places(rollout)
 
-        def wanted(task: Task) -> Sequence[str]:
-            return task.gold
-
-        await session.walk(session.scripted(marked_question, wanted), note)
+        await session.walk(session.scripted(marked_question, picks_gold=True), note)
         titles = oracle_titles(session.environment.corpus, queries)
-        await session.walk(session.scripted(titles, wanted))
+        await session.walk(session.scripted(titles, picks_gold=True))
 
 
 class ExpandedQuestion(System):
@@ -193,11 +184,9 @@ class ExpandedQuestion(System):
 
     only_searches = True
 
-    def searcher(self, environment: Environment) -> Retriever:
-        return rm3_retriever(environment.engine)
-
     async def run(self, session: Session) -> None:
-        await session.walk(session.scripted(raw_question))
+        expanding = replace(session, retriever=rm3_retriever(session.environment.engine))
+        await expanding.walk(session.scripted(raw_question))
 
 
 class Hyde(System):
@@ -325,26 +314,6 @@ def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) 
     return max(reversed(candidates), key=lambda name: values.get(name, 0.0), default=None)
 
 
-def training_facts(run: Run) -> dict[str, dict[str, Any]]:
-    """Map each fully trained policy to its training.json; a policy comes after its parent."""
-    notes = {}
-    for path in sorted(run.policies.glob("*/training.json")):
-        if path.parent.name.startswith("."):
-            continue
-        try:
-            notes[path.parent.name] = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise RunError(
-                f"{path} cannot be read ({error}); delete {path.parent} and train again"
-            ) from error
-
-    def depth(name: str) -> int:
-        parent = notes[name].get("parent")
-        return 1 + depth(parent) if parent in notes else 0
-
-    return {name: notes[name] for name in sorted(notes, key=lambda name: (depth(name), name))}
-
-
 def completions_used(run: Run) -> dict[str, int]:
     """Count the completions that a run stored (``sampled``), and the fresh ones of each training.
 
@@ -355,7 +324,7 @@ def completions_used(run: Run) -> dict[str, int]:
     if done.is_file():
         report = json.loads(done.read_text(encoding="utf-8"))["report"]
         used["sampled"] = int(report["samples"])
-    for name, note in training_facts(run).items():
+    for name, note in run.trainings().items():
         log = note.get("log_history") or ()
         by_round = [row["num_completions"] for row in log if "num_completions" in row]
         if by_round:
@@ -365,7 +334,7 @@ def completions_used(run: Run) -> dict[str, int]:
 
 
 def _policies(run: Run) -> list[System]:
-    notes = training_facts(run)
+    notes = run.trainings()
     recipes = {name: (note.get("key") or {}).get("recipe") or {} for name, note in notes.items()}
     systems = []
     for name, note in notes.items():

@@ -212,7 +212,7 @@ async def made_up_path(
             fields = made_up(need.call.signature, f"{task.text} {len(steps)}")
         if fields is None:
             return needs, f"leret cannot make up outputs for predictor {need.predictor}"
-        steps.append(runner.formatter.scripted(need, fields))
+        steps.append(Step(need.call, [fields]))
 
 
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:

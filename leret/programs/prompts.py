@@ -219,9 +219,6 @@ class Formatter:
             self._parses[name] = n_proofs + 1 if proven else None
         return Step(call, outputs, completion)
 
-    def scripted(self, need: NeedsCompletion, outputs: Mapping[str, Any]) -> Step:
-        return Step(need.call, [dict(outputs)])
-
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
         signature = self._predictors[predictor].signature
         if isinstance(self.adapter, AnswerAdapter):

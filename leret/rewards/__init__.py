@@ -200,11 +200,7 @@ class Part:
         names = (*REWARDS, *REWARD_SHELF)
         available = f"available: {', '.join(names)}; {advice}"
         near = nearest(name, names)
-        return ConfigError(f"{self._prefix}unknown measure {self.function!r}{near}; {available}")
-
-    @property
-    def _prefix(self) -> str:
-        return f"{self.place}: " if self.place else ""
+        return ConfigError(f"{self.place}: unknown measure {self.function!r}{near}; {available}")
 
     def _check_settings(self, function: Reward, settings: Mapping[str, Any]) -> None:
         try:
@@ -215,11 +211,10 @@ class Part:
             unknown = next((name for name in settings if name not in keys), "")
             hint = nearest(unknown, keys) if unknown else ""
             if hint:
-                place = f"{self.place}." if self.place else ""
-                raise ConfigError(f"{place}{unknown}: unknown key{hint}") from error
+                raise ConfigError(f"{self.place}.{unknown}: unknown key{hint}") from error
             available = ", ".join(names) or "none"
             message = f"{self.function}: {error}; available settings: {available}"
-            raise ConfigError(f"{self._prefix}{message}") from error
+            raise ConfigError(f"{self.place}: {message}") from error
 
     @property
     def depth(self) -> int:
@@ -353,15 +348,18 @@ def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring
     return Scoring(parts_by_name)
 
 
-def faults(spec: str | RewardSettings, key: str = "") -> list[str]:
-    """List the faults in a recipe's reward. Users' functions are not loaded, so not checked."""
+def faults(spec: str | RewardSettings, key: str) -> list[str]:
+    """List the faults in a recipe's reward, each after its key and a colon.
+
+    Users' functions are not loaded, so not checked.
+    """
     builtin = [part for part in _parts(spec, key) if part.source is None]
     return _faults(spec, key, builtin)
 
 
 def function_names(spec: str | RewardSettings) -> list[str]:
     """Return the names of the users' functions in a reward."""
-    names = [part.source for part in _parts(spec, "") if part.source is not None]
+    names = [part.source for part in _parts(spec, "reward") if part.source is not None]
     if isinstance(spec, RewardSettings) and is_path(spec.mixer):
         names.append(spec.mixer)
     return names
@@ -372,12 +370,11 @@ def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
         name = Path(spec).name if is_path(spec) else spec
         return [Part(name, spec, place=key)]
     if not isinstance(spec, RewardSettings):
-        return [Part(key, spec)]
-    section = f"{key}.parts" if key else "parts"
+        return [Part(key, spec, place=key)]
     parts = []
     for name, settings in spec.parts.items():
         function = settings.function or name
-        place = f"{section}.{name}"
+        place = f"{key}.parts.{name}"
         part = Part(name, function, settings.arguments, settings.weight, place)
         parts.append(part)
     return parts
@@ -391,18 +388,18 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
         except ConfigError as error:
             problems += error.problems
     if isinstance(spec, RewardSettings):
-        problems += _faults_of_settings(spec, f"{key}." if key else "", parts)
+        problems += _faults_of_settings(spec, key)
     return problems
 
 
-def _faults_of_settings(spec: RewardSettings, place: str, parts: Iterable[Part]) -> list[str]:
+def _faults_of_settings(spec: RewardSettings, key: str) -> list[str]:
     problems = []
     for name in spec.parts:
         if name in _RESERVED or name.startswith("final."):
-            problems.append(f"{place}parts.{name}: this name is reserved; choose another name")
+            problems.append(f"{key}.parts.{name}: this name is reserved; choose another name")
     if not is_path(spec.mixer):
         try:
-            find_mixer(spec.mixer, f"{place}mixer")
+            find_mixer(spec.mixer, f"{key}.mixer")
         except ConfigError as error:
             problems += error.problems
     return problems

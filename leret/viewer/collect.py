@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from leret.config.evaluation import main_measure
 from leret.core.errors import LeretError, import_optional
 from leret.core.runs import Run
 from leret.sampling.store.store import connect
@@ -50,34 +51,11 @@ def sources(run: Run) -> list[tuple[str, int]]:
     return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
-def summaries(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the summary of each evaluation by name, the main one (named "") first."""
-    paths = {"": run.eval / "summary.json"}
-    for path in sorted(run.eval.glob("*/summary.json")):
-        paths[path.parent.name] = path
-    return {
-        name: json.loads(path.read_text(encoding="utf-8"))
-        for name, path in paths.items()
-        if path.is_file()
-    }
-
-
 def label_of(evaluation: str, system: str) -> str:
     """Return the name of an evaluated system in the viewer; the main evaluation is named ""."""
     if not evaluation:
         return system
     return f"{evaluation}/{system}"
-
-
-def main_measure(summary: Mapping[str, Any]) -> str:
-    """Return the measure of plots and differences.
-
-    It is recall, or the first measure if there are no gold documents.
-    """
-    measures = summary["measures"]
-    if "recall" in measures:
-        return "recall"
-    return next(iter(measures), "")
 
 
 def command(run: Run, file: Path) -> tuple[str, ...]:
@@ -117,8 +95,8 @@ def complete(index: RunIndex, path: Path) -> None:
 def _results(run: Run) -> Iterator[Row]:
     from leret.evaluation.results import first_runs, read_rows
 
-    for name, summary in summaries(run).items():
-        measure = main_measure(summary)
+    for name, summary in run.summaries().items():
+        measure = main_measure(summary["measures"])
         if "ap" in summary["measures"]:
             measure = "ap"
         for number, row in enumerate(summary["rows"]):
@@ -174,6 +152,7 @@ def _tasks(run: Run) -> Iterator[Row]:
 
 
 def _pairs(run: Run) -> Iterator[Row]:
+    """Yield preference pairs, and their margins by step."""
     import pyarrow.parquet as pq
 
     path = run.preferences / "train.parquet"
@@ -191,43 +170,41 @@ def _pairs(run: Run) -> Iterator[Row]:
     for batch in pq.ParquetFile(path).iter_batches(columns=columns):
         for row in batch.to_pylist():
             *ids, chosen, rejected = (row[name] for name in columns)
-            yield "pairs", (*ids, chosen - rejected)
+            margin = chosen - rejected
+            yield "pairs", (*ids, margin)
+            yield "amounts", ("Margins", row["step"], margin)
 
 
 def _evaluations(run: Run) -> Iterator[Row]:
-    """Yield the headline, labels and examples of each evaluation, and differences of all systems."""
+    """Yield the headline, labels and main measures of each evaluation, and its differences."""
     from leret.evaluation.measures import LABELS
-    from leret.evaluation.report.comparison import every_difference
     from leret.evaluation.summary import headline, main_measures
 
-    for name, summary in summaries(run).items():
+    for name, summary in run.summaries().items():
         measures = summary["measures"]
-        if not (summary["rows"] and measures):
+        if not summary["rows"]:
             continue
         differences: dict[str, dict[str, Any]] = {}
-        for pair in every_difference(run, summary):
-            differences.setdefault(pair["a"], {})[pair["b"]] = pair
-        examples = run.eval / name / "examples.json"
+        for pair in summary["comparisons"]:
+            if pair["measure"] == main_measure(measures):
+                differences.setdefault(pair["a"], {})[pair["b"]] = pair
         about = {
             "headline": headline(summary),
             "labels": LABELS,
             "main": main_measures(measures),
             "differences": differences,
-            "examples": json.loads(examples.read_text("utf-8")) if examples.is_file() else None,
         }
         yield "evaluations", (name, json.dumps(about))
 
 
 def _samples(run: Run) -> Iterator[Row]:
-    """Yield rewards and margins by step, and the completions that were cut, by policy."""
+    """Yield rewards by step, and the completions that were cut, by policy."""
     with closing(connect(run.store, read_only=True)) as store:
         has_ends = store.execute(_COLUMN, ("finish_reason",)).fetchone()
         cuts = _CUTS.format(ends="finish_reason" if has_ends else "NULL")
         for table, sql in (("cuts", cuts), ("amounts", _REWARDS)):
             for row in store.execute(sql):
                 yield table, tuple(row)
-    for _, (_, _, step, _, _, margin) in _pairs(run):
-        yield "amounts", ("Margins", step, margin)
 
 
 def _tokens(run: Run) -> Iterator[Row]:

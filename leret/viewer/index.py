@@ -130,9 +130,8 @@ class RunIndex:
         with errors_of(self.run.store):
             if not self._is_changed() and self.complete:
                 return False
-            self._read_policies()
             sql = (
-                "SELECT rowid, question_id FROM run.samples "
+                "SELECT rowid, question_id, policy_digest, policy FROM run.samples "
                 f"WHERE rowid > ? ORDER BY rowid LIMIT {_ROWS}"
             )
             rows = self._database.execute(sql, (self._last,)).fetchall()
@@ -144,6 +143,12 @@ class RunIndex:
                 self.complete = True
             if rows:
                 self._last = rows[-1]["rowid"]
+            names = {sampled["digest"]: sampled["policy"] for sampled in self.run.manifest.rounds}
+            for row in rows:
+                names.setdefault(row["policy_digest"], row["policy"])
+            self._database.executemany(
+                "INSERT OR IGNORE INTO policies (digest, name) VALUES (?, ?)", names.items()
+            )
             self._database.execute("DELETE FROM batch")
             self._database.executemany(
                 "INSERT INTO batch VALUES (?)", [(question_id,) for question_id in ids]
@@ -208,20 +213,6 @@ class RunIndex:
             self._last = 0
             self.complete = False
         return before != self._stamp
-
-    def _read_policies(self) -> None:
-        names = {sampled["digest"]: sampled["policy"] for sampled in self.run.manifest.rounds}
-        sql = (  # SELECT DISTINCT would read the whole index
-            "SELECT policy_digest, policy FROM run.samples "
-            "WHERE policy_digest > ? ORDER BY policy_digest LIMIT 1"
-        )
-        row = self._database.execute(sql, ("",)).fetchone()
-        while row is not None:
-            names.setdefault(row["policy_digest"], row["policy"])
-            row = self._database.execute(sql, (row["policy_digest"],)).fetchone()
-        self._database.executemany(
-            "INSERT OR IGNORE INTO policies (digest, name) VALUES (?, ?)", names.items()
-        )
 
     def _column(self, sql: str) -> set[Any]:
         return {row[0] for row in self._database.execute(sql)}

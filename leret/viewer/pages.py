@@ -17,11 +17,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.filters import do_mark_safe
 
 from leret import __version__
-from leret.config.evaluation import label
+from leret.config.evaluation import label, main_measure
 from leret.core.progress import visible
-from leret.viewer.collect import label_of, main_measure, summaries
+from leret.viewer.collect import label_of
 from leret.viewer.index import RunIndex
-from leret.viewer.lists import LISTS, PAGE, csv_lines, select
+from leret.viewer.lists import LISTS, PAGE, select
 from leret.viewer.plots import MISMATCH, axis, curves_of
 from leret.viewer.tree import Group, Tree
 
@@ -146,8 +146,6 @@ class Pages:
                 total=len(ids),
                 page_size=limit,
             )
-        if kind == "overview" and suffix == "csv":
-            return _summary_csv(summaries(index.run))
         content = {"overview": _overview, "trainings": _trainings, "prompts": _prompts}.get(kind)
         if content is None:
             return None
@@ -267,7 +265,7 @@ def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[s
 
     The default systems are the delivered policy and the baseline.
     """
-    by_evaluation = summaries(index.run)
+    by_evaluation = index.run.summaries()
     systems: list[str] = []
     for name, summary in by_evaluation.items():
         systems += [label_of(name, row["system"]) for row in summary["rows"]]
@@ -282,7 +280,7 @@ def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[s
 
 def _overview(index: RunIndex, evaluation: str = "") -> dict[str, Any]:
     """Return the values of the overview, which begins with an evaluation's headline."""
-    by_name = summaries(index.run)
+    by_name = index.run.summaries()
     if evaluation in by_name:
         by_name = {evaluation: by_name[evaluation], **by_name}
     first = next(iter(by_name), "")
@@ -302,27 +300,8 @@ def _overview(index: RunIndex, evaluation: str = "") -> dict[str, Any]:
     }
 
 
-def _summary_csv(by_evaluation: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    costs = [f"{name} per question" for name in _COSTS]
-    yield csv_lines([["evaluation", "system", "hop", "measure", "value", "low", "high", *costs]])
-    for name, summary in by_evaluation.items():
-        for row in summary["rows"]:
-            cost = row.get("cost", {})
-            costs_of_row = [cost.get(key) for key in _COSTS.values()]
-            lines: list[list[Any]] = []
-            for hop in row["hops"]:
-                for measure in summary["measures"]:
-                    cells = [name, row["system"], hop["hop"], measure, hop[measure]]
-                    lines.append([*cells, *hop[f"{measure}_ci"], *costs_of_row])
-            yield csv_lines(lines)
-
-
 def _trainings(index: RunIndex) -> dict[str, Any]:
-    paths = sorted(
-        index.run.policies.glob("[!.]*/training.json"), key=lambda path: path.stat().st_mtime
-    )
-    trainings = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-    return {"trainings": trainings, "rounds": index.run.manifest.rounds}
+    return {"trainings": index.run.trainings(), "rounds": index.run.manifest.rounds}
 
 
 def _prompts(index: RunIndex) -> dict[str, Any]:

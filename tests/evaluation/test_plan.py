@@ -69,7 +69,7 @@ def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
     assert (dev.path, dev.page) == (run.eval / "dev/summary.json", run.eval / "dev/report.html")
     assert (test.summary["name"], dev.summary["name"]) == (None, "dev")
     assert "dev" in dev.page.read_text()
-    for name in ("qrels.trec", "examples.json", "raw-question/run.trec"):
+    for name in ("qrels.trec", "raw-question/run.trec"):
         assert (run.eval / name).read_text() != "" != (run.eval / "dev" / name).read_text()
     test.page.unlink()
     assert all(evaluate(recipe, run, report=write_report).already for recipe in recipes)

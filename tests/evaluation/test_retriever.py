@@ -185,4 +185,3 @@ def test_measures_and_trec_files_count_parents_in_place_of_chunks(tmp_path):
     assert report.measures == pytest.approx({"R@2": 1 / 2, "RR": 1 / 2, "AP": (1 / 2) / 2})
     report.save(tmp_path)
     assert [line.split()[2] for line in (tmp_path / "run.trec").read_text().splitlines()] == ["x", "a"]
-    assert report.finds_gold

@@ -61,7 +61,7 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     for place, name in enumerate(("sft", "ipo"), 1):
         train(run, name, place)
     recipe = ALL.model_copy(update={"choose_on": "dev"})
-    assert estimate(recipe, run).lm_calls > estimate(ALL, run).lm_calls  # the questions of dev count
+    assert estimate(recipe, run).choose_on.lm_calls > 0
     summary = evaluate(recipe, run).summary
     on_dev = json.loads((run.eval / "dev" / "summary.json").read_text())
     recall = {row["system"]: row["hops"][-1]["recall"] for row in on_dev["rows"]}
@@ -78,7 +78,6 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
 
 def test_trec_files_carry_the_same_measures_as_the_summary(run):
     assert evaluate(ALL, run).summary["focus"] is None  # nothing is trained
-    assert json.loads((run.eval / "examples.json").read_text()) is None
     qrels = list(ir_measures.read_trec_qrels(str(run.eval / "qrels.trec")))
     measures = {ir_measures.AP: "ap", ir_measures.R @ 1000: "recall"}
     for system in ("raw-question", "oracle-titles", "base", "bank:1"):

@@ -8,7 +8,7 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.summary import headline, score_table, summarise, table, table_by_hop
+from leret.evaluation.summary import headline, score_table, summarise, table
 from leret.evaluation.systems import System
 from leret.programs.prompts import ZERO_SHOT
 
@@ -82,16 +82,7 @@ def test_the_tables_of_the_console(summary):
     columns, rows = table(summary)
     assert columns == ["system", "recall", "failed", "LM calls"]
     assert (rows[2][0], rows[2][1][:7], rows[2][2:]) == ("ipo", "1.000 [", ["1", "11"])
-    columns, rows = table_by_hop(summary)
-    assert columns == ["system", "hop", "recall", "seconds"]
-    assert rows[4:6] == [["ipo", "1", "0.500", ""], ["ipo", "2", "1.000", "1.5"]]
     assert summary["rows"][2]["cost"] == {"lm_calls": 2.2, "tokens": 0.0, "searches": 2.2, "seconds": 0.3}
-
-
-def test_the_best_run_of_an_earlier_version_makes_no_headline(summary):
-    for system in summary["rows"]:
-        system["best_of"] = 2
-    assert headline(summary) is None  # it is chosen by the gold documents
 
 
 @pytest.mark.parametrize(

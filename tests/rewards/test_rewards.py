@@ -89,7 +89,7 @@ def test_parts_have_short_forms_and_settings():
     ],
 )
 def test_all_faults_of_a_reward_are_listed(value, says):
-    found = list(faults(value))
+    found = faults(value, "sampling.reward")
     assert [text in fault for text, fault in zip(says, found, strict=True)] == [True] * len(says)
     with pytest.raises(ConfigError, match=r"sampling\.reward"):
         scoring(value, "sampling.reward")

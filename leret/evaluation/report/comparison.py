@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from leret.config.data import GENERATED
-from leret.config.evaluation import label
+from leret.config.evaluation import label, main_measure
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.core.stages import flat
@@ -29,7 +28,6 @@ from leret.evaluation.results import read_rows
 from leret.evaluation.summary import (
     Summary,
     format_figure,
-    main_measure,
     main_measures,
     score_table,
 )
@@ -129,39 +127,17 @@ def _scores_by_label(
     return by_label
 
 
-def every_difference(run: Run, summary: Summary) -> list[dict[str, Any]]:
-    """Compare each system with each other one by the main measure, after the last hop.
-
-    A measure of all answers together is compared only in the pairs of the summary.
-    """
-    measure = main_measure(summary["measures"])
-    if measure in CORPUS:
-        return [pair for pair in summary["comparisons"] if pair["measure"] == measure]
-    scores = _scores(run, summary, [measure])
-    questions: _Scores = {}
-    for table in scores.values():
-        questions |= table
-    missing = np.full(1, np.nan)
-    values = {}
-    for system, table in scores.items():
-        rows = [table.get(question, missing) for question in questions]
-        values[system] = np.array(rows)[:, None]
-    keys = {key: summary[key] for key in statistics.Resampling._fields}
-    pairs = list(permutations(values, 2))
-    return statistics.compare(pairs, values, [measure], statistics.Resampling(**keys))
-
-
 def read_summary(run: Run, evaluation: str | None = None) -> dict[str, Any]:
-    """Read the summary.json of an evaluation; RunError if there is none."""
-    path = run.eval / (evaluation or "") / "summary.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    """Return the summary.json of an evaluation; RunError if there is none."""
+    summaries = run.summaries()
+    name = evaluation or ""
+    if name not in summaries:
         advice = f"run `leret eval RECIPE --run {run.path}`"
-        names = sorted(file.parent.name for file in run.eval.glob("*/summary.json"))
+        names = list(filter(None, summaries))
         if names:
             advice = f"choose --evaluation {' or '.join(names)}"
-        raise RunError(f"{path} cannot be read; {advice}") from error
+        raise RunError(f"{run.eval / name / 'summary.json'} does not exist; {advice}")
+    return summaries[name]
 
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[int]]:
@@ -239,8 +215,6 @@ def _scores(run: Run, summary: Summary, measures: Sequence[str]) -> dict[str, _S
     directory = run.eval / (summary.get("name") or "")
     scores: dict[str, _Scores] = {}
     for row in summary["rows"]:
-        if row.get("best_of"):  # of an earlier version, chosen by the gold documents
-            continue
         system = row["system"]
         hops = read_rows(directory / system / "per_question.parquet")
         names = dict.fromkeys(hop.question_id for hop in hops)

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from leret.config.evaluation import main_measure
 from leret.core.errors import LeretError, RunError
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.comparison import read_summary
-from leret.evaluation.summary import Summary, main_measure
-from leret.evaluation.systems import training_facts
+from leret.evaluation.summary import Summary
 
 
 def list_runs(directory: Path) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def list_runs(directory: Path) -> list[dict[str, Any]]:
 
 def _state(run: Run) -> dict[str, Any]:
     """Return the last finished stage of a run, and what it has sampled, trained and evaluated."""
-    trained = training_facts(run)
+    trained = run.trainings()
     sampled = None
     done = run.path / "sample.done"
     if done.is_file():

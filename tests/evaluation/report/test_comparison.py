@@ -65,14 +65,6 @@ def test_completions_of_a_run_are_those_sampled_and_those_of_online_trainings(tm
     assert rows == [[str(run.path), "sampled 9,600, earlier 640, grpo 9,600"]]
 
 
-def test_the_best_run_of_an_earlier_version_is_left_out(tmp_path):
-    run = evaluated(tmp_path / "run", {"base": BASE[0], "ipo": IPO[0]})
-    summary = json.loads((run.eval / "summary.json").read_text())
-    summary["rows"][1]["best_of"] = 4
-    (run.eval / "summary.json").write_text(json.dumps(summary))
-    assert [row["system"] for row in compare_runs([run])["systems"]] == ["base"]
-
-
 def test_other_recipes_are_compared_with_the_first_by_system(tmp_path):
     runs = seeds(tmp_path / "one")[:2]
     runs.append(evaluated(tmp_path / "other", {"base": np.mean(BASE[:2], axis=0).tolist(), "ipo": IPO[2]}, beta=0.5))
