@@ -176,8 +176,9 @@ def _pairs(run: Run) -> Iterator[Row]:
 
 
 def _evaluations(run: Run) -> Iterator[Row]:
-    """Yield the headline, labels and main measures of each evaluation, and its differences."""
+    """Yield the headline, labels and main measures of each evaluation, and differences of all systems."""
     from leret.evaluation.measures import LABELS
+    from leret.evaluation.report.comparison import every_difference
     from leret.evaluation.summary import headline, main_measures
 
     for name, summary in run.summaries().items():
@@ -185,9 +186,8 @@ def _evaluations(run: Run) -> Iterator[Row]:
         if not summary["rows"]:
             continue
         differences: dict[str, dict[str, Any]] = {}
-        for pair in summary["comparisons"]:
-            if pair["measure"] == main_measure(measures):
-                differences.setdefault(pair["a"], {})[pair["b"]] = pair
+        for pair in every_difference(run, summary):
+            differences.setdefault(pair["a"], {})[pair["b"]] = pair
         about = {
             "headline": headline(summary),
             "labels": LABELS,

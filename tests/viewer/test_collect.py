@@ -19,7 +19,7 @@ def test_facts_come_from_data_results_pairs_and_trainings(index):
     assert rows("SELECT * FROM notes") == set()
 
 
-def test_systems_have_the_differences_of_the_summary(run, tmp_path):
+def test_every_system_is_compared_with_every_other_one(run, tmp_path):
     collect(run, tmp_path / "facts.db")
     with closing(sqlite3.connect(tmp_path / "facts.db")) as database:
         [(name, about)] = database.execute("SELECT name, about FROM evaluations").fetchall()
@@ -29,7 +29,9 @@ def test_systems_have_the_differences_of_the_summary(run, tmp_path):
         "ipo finds about as much as base: 50% of the gold documents, against 50%",
         ["recall", "ap"],
     )
-    assert about["differences"]["ipo"]["base"]["ci"] == [0.0, 0.0]
+    pair = about["differences"]["ipo"]["base"]
+    assert (pair["measure"], pair["difference"], pair["ci"], pair["n"]) == ("recall", 0.0, [0.0, 0.0], 1)
+    assert set(about["differences"]["base"]) == {"ipo"}
 
 
 def test_rewards_and_margins_have_histograms_and_cut_completions_are_counted(index):

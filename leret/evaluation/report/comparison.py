@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,28 @@ def _scores_by_label(
             if all(system in scores[i] for i in members):
                 by_label[_label(groups, group, system)] = [scores[i][system] for i in members]
     return by_label
+
+
+def every_difference(run: Run, summary: Summary) -> list[dict[str, Any]]:
+    """Compare each system with each other one by the main measure, after the last hop.
+
+    A measure of all answers together is compared only in the pairs of the summary.
+    """
+    measure = main_measure(summary["measures"])
+    if measure in CORPUS:
+        return [pair for pair in summary["comparisons"] if pair["measure"] == measure]
+    scores = _scores(run, summary, [measure])
+    questions: _Scores = {}
+    for table in scores.values():
+        questions |= table
+    missing = np.full(1, np.nan)
+    values = {}
+    for system, table in scores.items():
+        rows = [table.get(question, missing) for question in questions]
+        values[system] = np.array(rows)[:, None]
+    keys = {key: summary[key] for key in statistics.Resampling._fields}
+    pairs = list(permutations(values, 2))
+    return statistics.compare(pairs, values, [measure], statistics.Resampling(**keys))
 
 
 def read_summary(run: Run, evaluation: str | None = None) -> dict[str, Any]:
