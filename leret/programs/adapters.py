@@ -57,10 +57,6 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         self.outputs = outputs
         self.prefill = prefill
 
-    def settings(self) -> dict[str, Any]:
-        names = ("words_per_item", "items", "demo_items", "instructions", "outputs", "prefill")
-        return {name: getattr(self, name) for name in names}
-
     def format(
         self,
         signature: type[dspy.Signature],

@@ -21,7 +21,7 @@ from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import n_common
-from leret.programs.load import bound_inputs
+from leret.programs.load import bound_inputs, input_names
 from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -125,7 +125,7 @@ def _run_stock(
     # Failures are ignored: the caller reports the calls that are missing.
     with suppress(Stop, Exception), internals.suppress_output("dspy"):
         context = internals.carrying(observer, settings)
-        context.run(internals.run_program, program, **bound_inputs(program, task))
+        context.run(internals.run_program, program, **bound_inputs(input_names(program), task))
     missing = [messages for messages, _ in left]
     return missing, others[0] if others else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -124,12 +124,11 @@ def _takes_keywords(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by argument of ``forward``.
+def bound_inputs(names: Sequence[str], task: Task) -> Mapping[str, Any]:
+    """Return a task's inputs by argument of ``forward``; ``names`` comes from `input_names`.
 
     A single input goes to a single argument of any name.
     """
-    names = input_names(program)
     if len(names) == len(task.inputs) == 1:
         return dict(zip(names, task.inputs.values(), strict=True))
     return task.inputs

@@ -304,7 +304,7 @@ def outputs_of(
     lm = EngineLM("response", answer)
     try:
         outputs = call.adapter(
-            lm, dict(call.config or {}), call.signature, list(call.demos), dict(call.inputs or {})
+            lm, dict(call.config), call.signature, list(call.demos), dict(call.inputs)
         )
     except AdapterParseError as error:
         return error

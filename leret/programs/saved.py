@@ -250,8 +250,8 @@ def _load(
 ) -> TrainedProgram:
     keys = [api_key_env] if isinstance(api_key_env, str) else list(api_key_env or ())
     records = saved["lms"] if lm is None else []
-    picks = saved.get("picks", {})
-    searches = saved.get("searches", {})
+    picks = saved["picks"]
+    searches = saved["searches"]
     searched = None
     if saved["retriever"]:
         searched = resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory)
@@ -338,7 +338,7 @@ def saved_policies(directory: Path) -> dict[str, PolicySettings]:
     for name, predictor in saved["predictors"].items():
         if predictor["lm"] is not None:
             records[name] = saved["lms"][predictor["lm"]]
-    records |= saved.get("picks", {})
+    records |= saved["picks"]
     policies: dict[str, PolicySettings] = {}
     for name, record in records.items():
         if "policy" in record:
@@ -502,7 +502,7 @@ def _construct(
             raise ProgramError(
                 f"{directory / _FILE}: the program's file {record['file']} is not in this directory"
             )
-        if record.get("digest") not in {None, source_digest(file)}:
+        if record["digest"] != source_digest(file):
             raise ProgramError(f"{file} or a module it imports has changed since saving; {advice}")
         keys: dict[str, Any] = {}
         if searched is not None:

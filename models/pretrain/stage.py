@@ -30,7 +30,7 @@ from leret.core.types import Ranking, digest
 from leret.core.yaml import Placed
 from leret.datasets.leaks import write_fingerprints
 from leret.policies.local.decoder import Decoder, Job
-from leret.programs.adapters import CompactAdapter, make_adapter
+from leret.programs.adapters import CompactAdapter, adapter_record, make_adapter
 from leret.retrieval.base import Retriever
 from leret.rollouts.environment import Environment
 from models.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
@@ -158,7 +158,8 @@ def data_names(
 ) -> dict[str, str]:
     """Describe the training rows; the description is saved with the checkpoint."""
     options = settings.model_dump(include={"pseudo_questions", "exercises", "constant_after", "bf16"})
-    content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": adapter.settings()}
+    settings_of_adapter = adapter_record(adapter)["settings"]
+    content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": settings_of_adapter}
     return {name: repr(value) for name, value in (options | content).items()}
 
 
