@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from leret.core import dspy_internals as internals
 from leret.core.dspy_internals import QUIET, StandInLM, lm15, messages_of, text_response
 from leret.core.errors import ProgramError, ReplayError
-from leret.core.types import Candidate, Ranking, Task
+from leret.core.types import Candidate, Ranking, Task, json_encoder
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import n_common
 from leret.programs.load import bound_inputs, input_names
@@ -29,6 +29,8 @@ from leret.programs.replay import SearchResults, Stop
 from leret.programs.runner import ProgramRunner
 from leret.programs.search import record_lms, recorded_lm
 from leret.retrieval.base import Retriever
+
+_encode = json_encoder(sort_keys=True, ensure_ascii=False)
 
 
 async def check_path(
@@ -233,39 +235,18 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Describe the first difference between two prompts, labelled by ``names``.
+    """Quote two prompts, as JSON, around their first difference, labelled by ``names``.
 
     ``theirs`` is None if it was not sent.
     """
-    our_name, their_name = names
     if theirs is None:
-        return f"  {their_name} sends nothing"
-    for place, (our, their) in enumerate(zip(ours, theirs, strict=False)):
-        if our == their:
-            continue
-        our_role = our.get("role")
-        their_role = their.get("role")
-        if our_role != their_role:
-            return (
-                f"  message {place}: role {our_role} ({our_name}) vs. {their_role} ({their_name})"
-            )
-        texts = (str(our.get("content")), str(their.get("content")))
-        start = n_common(*texts)
-        width = max(map(len, names)) + 1
-        lines = [f"  message {place} ({our_role}), from character {start}:"]
-        for name, text in zip(names, texts, strict=True):
-            lines.append(f"    {name + ':':<{width}} {_excerpt(text, start)}")
-        return "\n".join(lines)
-    return f"  {len(ours)} messages ({our_name}) vs. {len(theirs)} ({their_name})"
-
-
-def _excerpt(text: str, start: int) -> str:
-    """Quote a text around character ``start``."""
-    begin = max(0, start - 20)
-    end = start + 60
-    before = "..." if begin else ""
-    after = "..." if end < len(text) else ""
-    return f"{before}{text[begin:end]!r}{after}"
+        return f"  {names[1]} sends nothing"
+    texts = [_encode(list(ours)), _encode(list(theirs))]
+    start = n_common(*texts)
+    lines = [f"  from character {start}:"]
+    for name, text in zip(names, texts, strict=True):
+        lines.append(f"  {name}: ...{text[max(0, start - 20) : start + 60]}")
+    return "\n".join(lines)
 
 
 def _value(kind: Any, text: str) -> Any:
