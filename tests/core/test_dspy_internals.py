@@ -21,12 +21,9 @@ class Asking(dspy.Module):
         return self.ask(question=question).answer
 
 
-@pytest.mark.parametrize("kind", [dspy.JSONAdapter, None])
-def test_default_adapter_is_that_of_a_predictor(kind, monkeypatch):
-    if kind is not None:  # as another version of DSPy might
-        monkeypatch.setattr("dspy.predict.predict.ChatAdapter", kind)
+def test_default_adapter_is_that_of_a_predictor():
     with dspy.context(adapter=None):
-        assert type(dspy_internals.current_adapter()) is (kind or dspy.ChatAdapter)
+        assert type(dspy_internals.current_adapter()) is dspy.ChatAdapter
     with dspy.context(adapter=dspy.XMLAdapter()):
         assert dspy_internals.current_adapter() is dspy.settings.adapter
 
