@@ -83,12 +83,6 @@ def output_file(help: str) -> Any:
     return typer.Option(metavar="FILE", callback=_writable, help=help)
 
 
-def _set(example: str) -> Any:
-    return typer.Option(
-        "--set", metavar="KEY=VALUE", help=f"Override a setting, for example {example}. Repeatable."
-    )
-
-
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file or the name of a shipped recipe.")
 ]
@@ -97,12 +91,12 @@ NewRunOption = Annotated[
     Path | None,
     typer.Option("--run", metavar="DIR", help="The run directory.", show_default="runs/RECIPE"),
 ]
-Overrides = Annotated[list[str] | None, _set("sampling.samples=2")]
-TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
-DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
-RetrieverOverrides = Annotated[list[str] | None, _set("store=hnsw")]
-EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
-ServerOverrides = Annotated[list[str] | None, _set("max_k=100")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting by its dotted key. Repeatable."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the planned work and its cost, then exit.")
 ]

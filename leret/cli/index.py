@@ -12,10 +12,9 @@ import typer
 from leret.cli import console
 from leret.cli.console import (
     CorpusOption,
-    DataOverrides,
     DryRun,
     FormatOption,
-    RetrieverOverrides,
+    Overrides,
 )
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.files import require_writable
@@ -49,7 +48,7 @@ def build(
     model: Annotated[
         str | None, typer.Option(help="Model directory or hub name (dense, colbert).")
     ] = None,
-    overrides: RetrieverOverrides = None,
+    overrides: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -86,7 +85,7 @@ def check(
     index: Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")],
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    overrides: DataOverrides = None,
+    overrides: Overrides = None,
 ) -> None:
     """Read all files of an index, search it, and show what it holds. With --corpus, compare it with that corpus."""
     from leret.config.load import flag_recipe

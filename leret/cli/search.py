@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leret.cli import console
-from leret.cli.console import DataOverrides, IndexOrUrl, QuestionsOption, TokenEnv
+from leret.cli.console import IndexOrUrl, Overrides, QuestionsOption, TokenEnv
 from leret.core.errors import ConfigError
 from leret.core.progress import plain, shown
 
@@ -34,7 +34,7 @@ def search(
     measures: Annotated[
         str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")
     ] = "R@10,AP",
-    overrides: DataOverrides = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None, console.output_directory("Directory for TREC files and summary.json.")
     ] = None,
