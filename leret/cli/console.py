@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.core.bundled import ENGLISH, FORMER_NAMES, ROOT, SCOPES
+from leret.core.bundled import ENGLISH, ROOT, SCOPES
 from leret.core.errors import LeretError
 from leret.core.files import require_writable
 from leret.core.progress import plain
@@ -175,7 +175,6 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
     from leret.config.data import GENERATED
 
     name = re.sub("-[0-9a-f]{8}$", "", policy)
-    name = FORMER_NAMES.get(name, name)
     if name not in SCOPES:
         return
     fits = program.endswith(":ExpandWrite") if name == ENGLISH else data in GENERATED
