@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import types
-import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import dspy
 from dspy.utils.callback import BaseCallback
-from pydantic import BaseModel, ValidationError
 
 from leret.core import dspy_internals as internals
 from leret.core.dspy_internals import QUIET, StandInLM, lm15, messages_of, text_response
@@ -22,7 +18,7 @@ from leret.core.types import Candidate, Ranking, Task, json_encoder
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import n_common
 from leret.programs.load import bound_inputs, input_names
-from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, Step, tool_key
+from leret.programs.needs import REPEATABLE, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults, Stop
@@ -191,48 +187,9 @@ class SearchMemory:
         self.rankings.extend(added)
 
 
-async def made_up_path(
-    runner: ProgramRunner, task: Task
-) -> tuple[list[NeedsCompletion], str | None]:
-    """Return a run's requests with made-up outputs, and why it stopped early (None: it ended)."""
-    results: SearchResults = {}
-    needs: list[NeedsCompletion] = []
-    steps: list[Step] = []
-    while True:
-        try:
-            need = await runner.advance(task, steps, results)
-        except ProgramError as error:
-            return needs, str(error)  # the program may reject made-up outputs
-        if isinstance(need, Finished):
-            return needs, None
-        needs.append(need)
-        if need.choice is not None:
-            steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
-            continue
-        fields = None
-        if need.call.signature is not None:
-            fields = made_up(need.call.signature, f"{task.text} {len(steps)}")
-        if fields is None:
-            return needs, f"leret cannot make up outputs for predictor {need.predictor}"
-        steps.append(runner.formatter.scripted(need, fields))
-
-
-def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
-    """Return made-up values for a signature's outputs; None if an output type is not supported."""
-    values = {}
-    for name, info in signature.output_fields.items():
-        try:
-            values[name] = _value(info.annotation, text)
-        except RecursionError:  # a model that contains itself
-            return None
-        if values[name] is None:
-            return None
-    return values
-
-
 def message_difference(
-    ours: Sequence[typing.Mapping[str, str]],
-    theirs: Sequence[typing.Mapping[str, str]] | None,
+    ours: Sequence[Mapping[str, str]],
+    theirs: Sequence[Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
     """Quote two prompts, as JSON, around their first difference, labelled by ``names``.
@@ -247,38 +204,3 @@ def message_difference(
     for name, text in zip(names, texts, strict=True):
         lines.append(f"  {name}: ...{text[max(0, start - 20) : start + 60]}")
     return "\n".join(lines)
-
-
-def _value(kind: Any, text: str) -> Any:
-    plain = {str: text, int: 1, float: 1.0, bool: True, Any: text}
-    if kind in plain:
-        return plain[kind]
-    origin = typing.get_origin(kind) or kind
-    inner = typing.get_args(kind)
-    if origin is Literal:
-        return inner[0]
-    if origin in (typing.Union, types.UnionType):
-        for member in inner:
-            value = _value(member, text)
-            if value is not None:
-                return value
-        return None
-    if origin in (list, tuple, dict):
-        parts = [_value(part, text) for part in inner if part is not ...] or [text, text]
-        if any(part is None for part in parts):
-            return None
-        if origin is dict:
-            return dict([parts])
-        return origin(parts)
-    if not isinstance(kind, type):
-        return None
-    if issubclass(kind, Enum):
-        return next(iter(kind))
-    if issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
-        fields = {}
-        for name, info in kind.model_fields.items():
-            if info.is_required():
-                fields[name] = _value(info.annotation, text)
-        with suppress(ValidationError):
-            return kind.model_validate(fields)
-    return None
