@@ -110,16 +110,20 @@ def load_named(name: str, noun: str, fits: Callable[[Any], bool], key: str = "")
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
     try:
-        path = source_of(name)
-        if path is not None:
-            stages.forget_changed(path)
-        run = stages.run_file
-        module = run(Path(where), "leret_named_") if is_in_file(name) else import_module(where)
+        if is_in_file(name):
+            form = "FILE.py:NAME"
+            module = stages.run_file(Path(where))
+        else:
+            form = "package.module:NAME"
+            path = source_of(name)
+            if path is not None:
+                stages.forget_changed(path)
+            module = import_module(where)
     except USER_ERRORS as error:
         fault = raised(error)
         if is_in_file(name) and not Path(where).exists():
             fault = "no such file"
-        advice = f"fix it, or name the {noun} as FILE.py:NAME or package.module:NAME"
+        advice = f"fix it, or name the {noun} as {form}"
         raise ConfigError(f"{place}{where} cannot be loaded: {fault}; {advice}") from error
     value = getattr(module, attribute, None)
     if not fits(value):

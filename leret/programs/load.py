@@ -5,34 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import dspy
 
-from leret.core.errors import USER_ERRORS, ProgramError, raised
-from leret.core.stages import run_file
+from leret.core.classes import load_named
+from leret.core.errors import USER_ERRORS, ConfigError, ProgramError, raised
 from leret.core.types import Task
 from leret.programs.search import Search
-
-FILE_MODULE = "leret_program_"
-
-
-def _load_class(path: Path, name: str) -> type[dspy.Module]:
-    if not path.is_file():
-        raise ProgramError(f"{path} does not exist; name the program as FILE.py:Class")
-    try:
-        module = run_file(path, FILE_MODULE)
-    except USER_ERRORS as error:
-        raise ProgramError(f"{path} does not run: {raised(error)}") from error
-    cls = getattr(module, name, None)
-    if not _is_program(cls):
-        programs = []
-        for value in vars(module).values():
-            if _is_program(value) and value.__module__ == module.__name__:
-                programs.append(value.__name__)
-        available = ", ".join(programs) or "none"
-        raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {available}")
-    return cast(type[dspy.Module], cls)
 
 
 def _is_program(value: Any) -> bool:
@@ -54,7 +34,10 @@ def load_program(
     ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments``
     does not set it.
     """
-    cls = _load_class(path, name)
+    try:
+        cls = load_named(f"{path}:{name}", "dspy.Module", _is_program)
+    except ConfigError as error:
+        raise ProgramError(str(error)) from error
     # DSPy's metaclass hides the class's signature
     parameters = inspect.signature(cls.__init__).parameters
     if k is not None and "k" in parameters:

@@ -30,12 +30,12 @@ from leret.core.classes import class_at, is_in_file, path_of, plain_value
 from leret.core.dspy_internals import carried_run, current_adapter, run_program
 from leret.core.errors import ConfigError, LeretError, ProgramError, raised
 from leret.core.files import write_atomically
-from leret.core.stages import source_digest, source_files
+from leret.core.stages import FILE_MODULE, source_digest, source_files
 from leret.datasets.load import load_corpus
 from leret.policies.load import policy_state
 from leret.policies.saved import Servers, lm_record, open_lm, open_policy, policy_record
 from leret.programs.adapters import adapter_record, load_adapter, takes_tools
-from leret.programs.load import FILE_MODULE, load_program
+from leret.programs.load import load_program
 from leret.programs.pick import named_picks
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
