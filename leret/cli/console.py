@@ -24,7 +24,7 @@ from leret.core.files import require_writable
 from leret.core.progress import plain
 
 if TYPE_CHECKING:
-    from leret.config.sampling import ProgramSettings, SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = (
@@ -195,7 +195,7 @@ def warn_of_skipped(source: str, skipped: Mapping[str, int]) -> None:
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
-    """Return a check for `leret.config.load` that reports unknown data formats, rewards and program arguments.
+    """Return a check for `leret.config.load` that reports unknown data formats and rewards.
 
     The imports below register the settings of retrievers and policies.
     """
@@ -212,7 +212,6 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             reader_of(recipe.data.kind)
         except LeretError as error:
             yield ("data.kind",), str(error)
-        yield from _misspelled_arguments(recipe.program)
         for key in ("reward", "final"):
             spec = getattr(recipe.sampling, key)
             if spec is None:
@@ -225,23 +224,6 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
                     yield (f"sampling.{key}",), fault
 
     return check
-
-
-def _misspelled_arguments(program: ProgramSettings) -> Iterator[tuple[tuple[str, ...], str]]:
-    from leret.config.messages import closest
-    from leret.core.classes import constructor_arguments
-
-    file, _, name = program.path.rpartition(":")
-    arguments = constructor_arguments(Path(file), name)
-    if arguments is None:
-        return
-    for key in program.arguments:
-        if key in arguments:
-            continue
-        near = closest(key, [*arguments, *type(program).model_fields])
-        if near is not None:
-            keys = (f"program.{key}", f"program.{near}")
-            yield keys, f"unknown key; did you mean program.{near}?"
 
 
 def sampling_recipe(

@@ -5,7 +5,6 @@ A class's name is stored in JSON so that another process can rebuild its objects
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import sys
@@ -65,30 +64,6 @@ def plain_value(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and plain_value(item) for key, item in value.items())
     return value is None or type(value) in {str, int, float, bool}
-
-
-def constructor_arguments(file: Path, name: str) -> list[str] | None:
-    """Read the argument names of a class's constructor from its file, without running the file.
-
-    Return None if the file does not state all of them: the constructor is inherited, or takes any keyword.
-    """
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            for method in node.body:
-                if (
-                    isinstance(method, ast.FunctionDef)
-                    and method.name == "__init__"
-                    and not method.args.kwarg
-                ):
-                    return [
-                        argument.arg
-                        for argument in [*method.args.args, *method.args.kwonlyargs][1:]
-                    ]
-    return None
 
 
 def is_path(name: str) -> bool:

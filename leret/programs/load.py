@@ -9,6 +9,8 @@ from typing import Any
 
 import dspy
 
+from leret.config.messages import nearest
+from leret.config.sampling import ProgramSettings
 from leret.core.classes import load_named
 from leret.core.errors import USER_ERRORS, ConfigError, ProgramError, raised
 from leret.core.types import Task
@@ -44,9 +46,11 @@ def load_program(
         arguments = {"k": k, **arguments}
     unknown = [key for key in arguments if key not in parameters]
     if unknown and not _takes_keywords(parameters):
-        takes = ", ".join(list(parameters)[1:]) or "nothing"
+        names = list(parameters)[1:]
+        near = nearest(unknown[0], [*names, *ProgramSettings.model_fields])
         raise ProgramError(
-            f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe"
+            f"{name} takes {', '.join(names) or 'nothing'}; remove program.{unknown[0]} from the "
+            f"recipe{near}"
         )
     try:
         program = cls(**arguments)

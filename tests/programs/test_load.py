@@ -35,7 +35,12 @@ def test_a_program_may_search_without_leret_search(tmp_path, search):
     [
         (None, "P", {}, "no such file"),
         (MULTIHOP.read_text(), "Multihop", {}, "no dspy.Module 'Multihop'; available: MultiHop"),
-        (MULTIHOP.read_text(), "MultiHop", {"hoops": 3}, r"takes hops, k, reason; remove program\.hoops"),
+        (
+            MULTIHOP.read_text(),
+            "MultiHop",
+            {"hoops": 3},
+            r"takes hops, k, reason; remove program\.hoops .*did you mean hops\?",
+        ),
         ("def (", "P", {}, "cannot be loaded: SyntaxError"),
         ("import dspy\nclass P(dspy.Module):\n    def __init__(self): 1 / 0", "P", {}, "ZeroDivisionError"),
     ],
