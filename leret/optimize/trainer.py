@@ -12,10 +12,11 @@ from typing import Any, cast
 import dspy
 from dspy.teleprompt.bootstrap_finetune import copy_program_with_lms
 
+from leret.config.messages import validated
 from leret.config.sampling import SamplingSettings
 from leret.core.errors import LeretError, PolicyError, TrainingError
 from leret.core.types import Sample
-from leret.optimize.finetune import train_examples, validated
+from leret.optimize.finetune import train_examples
 from leret.optimize.inputs import CountedPolicy, counted_policy
 from leret.optimize.job import ALGORITHM_NAMES, ONLINE, CompileJob, in_thread
 from leret.optimize.sampler import StudentSamples
@@ -157,7 +158,7 @@ def recipe_for(job: CompileJob, algorithm: str, lm: dspy.LM, without: str = "") 
     keys = _keys(job, algorithm, lm)
     for name in ("enable_thinking", without):
         keys.pop(name, None)
-    return validated(TrainingRecipe, keys)
+    return validated(TrainingRecipe, keys, "train_kwargs")
 
 
 def _keys(job: CompileJob, algorithm: str, lm: dspy.LM) -> dict[str, Any]:

@@ -202,8 +202,10 @@ def place(need: Need) -> Any:
 
 def difference(before: Need, now: Need) -> str:
     """Describe how the next needs of two runs differ, quoting the value in each run."""
-    are_calls = isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion)
-    if not are_calls or before.predictor != now.predictor:
+    if (
+        not (isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion))
+        or before.predictor != now.predictor
+    ):
         return f"one run reached {_shown(before)}, another {_shown(now)}"
     if before.key != now.key:
         return _changed(before.predictor, before.inputs, now.inputs)

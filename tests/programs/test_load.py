@@ -39,7 +39,7 @@ def test_a_program_may_search_without_leret_search(tmp_path, search):
             MULTIHOP.read_text(),
             "MultiHop",
             {"hoops": 3},
-            r"takes hops, k, reason; remove program\.hoops .*did you mean hops\?",
+            r"takes hops, k, reason; remove program\.hoops .*mean hops\?",
         ),
         ("def (", "P", {}, "cannot be loaded: SyntaxError"),
         ("import dspy\nclass P(dspy.Module):\n    def __init__(self): 1 / 0", "P", {}, "ZeroDivisionError"),
