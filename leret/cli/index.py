@@ -158,17 +158,7 @@ def _exists(out: Path, planned: Manifest, force: bool) -> bool:
 
 
 def _rows(manifest: Manifest) -> dict[str, Any]:
-    rows: dict[str, Any] = {
-        "engine": manifest.engine,
-        "documents": manifest.documents,
-        "chunks of": f"{manifest.parents:,} documents" if manifest.parents else None,
-        "corpus": manifest.corpus,
-        "digest": manifest.digest,
-        "versions": dict(manifest.versions),
-    }
-    for name, value in manifest.settings.items():
-        rows[f"setting {name}"] = "no" if value is False else value
-    return rows | dict(manifest.places)
+    return manifest.model_dump(exclude={"files", "format"}, exclude_none=True)
 
 
 def _megabytes(manifest: Manifest) -> float:
