@@ -15,6 +15,7 @@ import dspy
 from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
+from leret.config.sampling import SamplingSettings
 from leret.config.training import WriterKeys
 from leret.core.dspy_internals import StandInLM, current_adapter
 from leret.core.errors import ConfigError, ProgramError
@@ -127,6 +128,18 @@ class CompileJob:
         if self.settings.reward:
             return "auto"
         return "final"
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """Settings for stored samples and online training; their rewards may be functions."""
+        settings = SamplingSettings(
+            samples=self.settings.samples,
+            seed=self.settings.seed,
+            credit=self.credit,
+            n_continuations=self.settings.n_continuations,
+            max_unparsed_rate=1.0,
+        )
+        return settings.model_copy(update={"reward": self.reward, "final": self.final})
 
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role for the LM that DSPy would call.

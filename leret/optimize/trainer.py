@@ -13,7 +13,6 @@ import dspy
 from dspy.teleprompt.bootstrap_finetune import copy_program_with_lms
 
 from leret.config.messages import validated
-from leret.config.sampling import SamplingSettings
 from leret.core.errors import LeretError, PolicyError, TrainingError
 from leret.core.types import Sample
 from leret.optimize.finetune import train_examples
@@ -117,7 +116,6 @@ def _train_online(
     for name, predictor in program.named_predictors():
         job.policies[name] = counted_policy(predictor.lm, job.budget)
     names = [name for name, trained in job.trained.items() if trained is lm]
-    settings = SamplingSettings(credit=job.credit, n_continuations=job.settings.n_continuations)
     environment = StudentEnvironment(
         program,
         job.adapter,
@@ -125,7 +123,7 @@ def _train_online(
         job.rm,
         lm,
         partial(_live_role, job, names),
-        settings.model_copy(update={"reward": job.reward, "final": job.final}),
+        job.sampling,
         job.run.cache,
     )
     with dspy.context(callbacks=[], _leret_spend=job.budget.spend):
