@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import io
 import json
 import logging
@@ -209,12 +208,6 @@ def prediction_of(
     vars(completions).update(signature=signature, _completions=fields)
     vars(prediction).update(_store=store, _completions=completions, _lm_usage=None)
     return prediction
-
-
-def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
-    """Check that the adapter puts demos before the inputs: its ``format`` is DSPy's or that of one of ``kinds``."""
-    method = inspect.unwrap(type(adapter).format)  # DSPy wraps ``format`` in every subclass
-    return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
 
 def last_message(

@@ -88,7 +88,9 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         suffix: str = "",
         main_request: bool = False,
     ) -> str:
-        """Return the bare fields. `dspy.ReAct` formats trajectories with this method."""
+        """Return a call, or the bare fields: `dspy.ReAct` formats trajectories with this method."""
+        if main_request:
+            return self._call(signature, inputs, self.items)
         fields = self._inputs(signature, inputs, self.items)
         return "\n".join(filter(None, (prefix, fields, suffix)))
 

@@ -7,7 +7,7 @@ import pytest
 from dspy import lm15
 
 from leret.core import dspy_internals
-from leret.core.dspy_internals import is_turn_by_turn, messages_of
+from leret.core.dspy_internals import messages_of
 
 SIGNATURE = dspy.Signature("question -> answer")
 
@@ -74,7 +74,6 @@ def test_a_forced_call_shows_only_its_tool():
 @pytest.mark.parametrize("kind", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
 def test_only_the_last_message_depends_on_the_inputs(kind):
     adapter, demos = kind(), [{"question": "a", "answer": "b"}]
-    assert is_turn_by_turn(adapter, [])
     *before, last = adapter.format(SIGNATURE, demos, {"question": "who"})
     assert before == adapter.format(SIGNATURE, demos, {"question": "what"})[:-1]
     assert last == dspy_internals.last_message(adapter, SIGNATURE, {"question": "who"})
