@@ -77,7 +77,7 @@ def main() -> None:
         sets = [part for key in (*KEYS, *arguments.keys, f"seed={seed}", f"name={name}") for part in ("--set", key)]
         leret("train", ROOT / "training" / "retriever-kl.yaml", "--run", work / "run", *sets)
         model, index = work / "run" / "retrievers" / name, work / f"{corpus.stem}-{name}"
-        leret("index", "build", "--kind", "dense", "--model", model, "--corpus", corpus, "--out", index)
+        leret("index", "build", "--kind", "dense", "--set", f"model={model}", "--corpus", corpus, "--out", index)
         after = open_index(index).search(queries, 6)
         for k in (2, 6):
             old, new = (recall(tasks, rankings, documents, k) for rankings in (before, after))

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.core.bundled import ENGLISH, FORMER_NAMES, ROOT, SCOPES
+from leret.core.bundled import ENGLISH, ROOT, SCOPES
 from leret.core.errors import LeretError
 from leret.core.files import require_writable
 from leret.core.progress import plain
 
 if TYPE_CHECKING:
-    from leret.config.sampling import ProgramSettings, SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = (
@@ -83,12 +83,6 @@ def output_file(help: str) -> Any:
     return typer.Option(metavar="FILE", callback=_writable, help=help)
 
 
-def _set(example: str) -> Any:
-    return typer.Option(
-        "--set", metavar="KEY=VALUE", help=f"Override a setting, for example {example}. Repeatable."
-    )
-
-
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file or the name of a shipped recipe.")
 ]
@@ -97,12 +91,12 @@ NewRunOption = Annotated[
     Path | None,
     typer.Option("--run", metavar="DIR", help="The run directory.", show_default="runs/RECIPE"),
 ]
-Overrides = Annotated[list[str] | None, _set("sampling.samples=2")]
-TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
-DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
-RetrieverOverrides = Annotated[list[str] | None, _set("store=hnsw")]
-EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
-ServerOverrides = Annotated[list[str] | None, _set("max_k=100")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting by its dotted key. Repeatable."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the planned work and its cost, then exit.")
 ]
@@ -181,7 +175,6 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
     from leret.config.data import GENERATED
 
     name = re.sub("-[0-9a-f]{8}$", "", policy)
-    name = FORMER_NAMES.get(name, name)
     if name not in SCOPES:
         return
     fits = program.endswith(":ExpandWrite") if name == ENGLISH else data in GENERATED
@@ -202,7 +195,7 @@ def warn_of_skipped(source: str, skipped: Mapping[str, int]) -> None:
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
-    """Return a check for `leret.config.load` that reports unknown data formats, rewards and program arguments.
+    """Return a check for `leret.config.load` that reports unknown data formats and rewards.
 
     The imports below register the settings of retrievers and policies.
     """
@@ -219,7 +212,6 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             reader_of(recipe.data.kind)
         except LeretError as error:
             yield ("data.kind",), str(error)
-        yield from _misspelled_arguments(recipe.program)
         for key in ("reward", "final"):
             spec = getattr(recipe.sampling, key)
             if spec is None:
@@ -229,23 +221,6 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
                 yield (place,), message
 
     return check
-
-
-def _misspelled_arguments(program: ProgramSettings) -> Iterator[tuple[tuple[str, ...], str]]:
-    from leret.config.messages import closest
-    from leret.core.classes import constructor_arguments
-
-    file, _, name = program.path.rpartition(":")
-    arguments = constructor_arguments(Path(file), name)
-    if arguments is None:
-        return
-    for key in program.arguments:
-        if key in arguments:
-            continue
-        near = closest(key, [*arguments, *type(program).model_fields])
-        if near is not None:
-            keys = (f"program.{key}", f"program.{near}")
-            yield keys, f"unknown key; did you mean program.{near}?"
 
 
 def sampling_recipe(

@@ -13,8 +13,8 @@ import typer
 from leret.cli import console
 from leret.cli.console import (
     CorpusOption,
-    DataOverrides,
     FormatOption,
+    Overrides,
     QuestionsOption,
     done,
     facts,
@@ -47,7 +47,7 @@ def inspect(
     form: FormatOption = None,
     questions: QuestionsOption = None,
     corpus: CorpusOption = None,
-    overrides: DataOverrides = None,
+    overrides: Overrides = None,
 ) -> None:
     """Check and summarize a question file and its corpus. Exit with code 2 if lines are invalid."""
     data = _settings(recipe, form, questions, corpus, overrides or [])

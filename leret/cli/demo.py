@@ -13,7 +13,7 @@ import typer
 from leret.cli import console
 from leret.cli.console import RunOption
 from leret.core import bundled
-from leret.core.bundled import ENGLISH, FORMER_NAMES, MINILM, POLICIES
+from leret.core.bundled import ENGLISH, MINILM, POLICIES
 from leret.core.errors import ConfigError, DataError, LeretError
 from leret.core.files import rendered, write_atomically
 from leret.core.progress import shown
@@ -271,7 +271,7 @@ def _policy_values(
         return {"road": policy, "lm": {}, "weights": None}
     if policy == MINILM:
         return {"road": "pretrained", "lm": {"model": f"policies/{MINILM}"}, "weights": None}
-    if FORMER_NAMES.get(policy, policy) == ENGLISH:
+    if policy == ENGLISH:
         return {"road": "english", "lm": {"model": ENGLISH}, "weights": None}
     if not served:
         small = _is_small(_recipe(data, {"model": policy}).policy.model, _SMALL_BYTES)

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leret.cli import console
-from leret.cli.console import (
-    CorpusOption,
-    DataOverrides,
-    DryRun,
-    FormatOption,
-    RetrieverOverrides,
-)
+from leret.cli.console import CorpusOption, DryRun, FormatOption, Overrides
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.files import require_writable
 from leret.core.progress import shown
@@ -46,10 +40,7 @@ def build(
     ] = None,
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    model: Annotated[
-        str | None, typer.Option(help="Model directory or hub name (dense, colbert).")
-    ] = None,
-    overrides: RetrieverOverrides = None,
+    overrides: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -59,10 +50,10 @@ def build(
 
     changes = [_of_retriever(override) for override in overrides or []]
     if recipe is not None:
-        flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
+        flags = {"--kind": kind, "--corpus": corpus, "--format": form}
         data, settings = _recipe_settings(recipe, flags, changes)
     else:
-        data, settings = _flag_settings(kind, corpus, form, model, changes)
+        data, settings = _flag_settings(kind, corpus, form, changes)
     out = Path(os.path.abspath(out))
     if not out.exists():
         require_writable(out, "--out")
@@ -86,7 +77,7 @@ def check(
     index: Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")],
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    overrides: DataOverrides = None,
+    overrides: Overrides = None,
 ) -> None:
     """Read all files of an index, search it, and show what it holds. With --corpus, compare it with that corpus."""
     from leret.config.load import flag_recipe
@@ -126,37 +117,14 @@ def _recipe_settings(
 
 
 def _flag_settings(
-    kind: str | None,
-    corpus: str | None,
-    form: str | None,
-    model: str | None,
-    changes: list[str],
+    kind: str | None, corpus: str | None, form: str | None, changes: list[str]
 ) -> tuple[DataSettings, RetrieverSettings]:
     from leret.config.load import flag_recipe
-    from leret.retrieval.load import model_keys
 
     if corpus is None or kind is None:
         raise ConfigError("no index to build; pass a sampling recipe, or --kind and --corpus")
-    keys = model_keys()
-    retriever: dict[str, Any] = {"kind": kind}
-    if model is not None:
-        if kind not in keys:
-            raise ConfigError(
-                f"--kind {kind} takes no model; remove --model {model} or use --kind {'|'.join(keys)}"
-            )
-        retriever[keys[kind]] = model
-    elif kind in keys and not changes:
-        raise ConfigError(
-            f"--kind {kind} needs --model, a model directory or hub name (retriever.{keys[kind]})"
-        )
-    if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
-        raise ConfigError(
-            "--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]'"
-        )
     flags = {**_FLAGS, "retriever.kind": "--kind"}
-    for key in keys.values():
-        flags[f"retriever.{key}"] = "--model"
-    recipe = {"data": _data(corpus, form), "retriever": retriever}
+    recipe = {"data": _data(corpus, form), "retriever": {"kind": kind}}
     settings = flag_recipe(recipe, flags, changes, ("data.questions",))
     return settings.data, settings.retriever
 
@@ -190,17 +158,7 @@ def _exists(out: Path, planned: Manifest, force: bool) -> bool:
 
 
 def _rows(manifest: Manifest) -> dict[str, Any]:
-    rows: dict[str, Any] = {
-        "engine": manifest.engine,
-        "documents": manifest.documents,
-        "chunks of": f"{manifest.parents:,} documents" if manifest.parents else None,
-        "corpus": manifest.corpus,
-        "digest": manifest.digest,
-        "versions": dict(manifest.versions),
-    }
-    for name, value in manifest.settings.items():
-        rows[f"setting {name}"] = "no" if value is False else value
-    return rows | dict(manifest.places)
+    return manifest.model_dump(exclude={"files", "format"}, exclude_none=True)
 
 
 def _megabytes(manifest: Manifest) -> float:

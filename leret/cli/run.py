@@ -30,7 +30,7 @@ def train(
     context: typer.Context,
     recipe: RecipeArgument,
     run: RunOption,
-    overrides: console.TrainingOverrides = None,
+    overrides: Overrides = None,
     dry_run: DryRun = False,
     launch: Annotated[
         str | None,
@@ -145,7 +145,7 @@ def merge(
 def evaluate(
     recipe: RecipeArgument,
     run: RunOption,
-    overrides: console.EvalOverrides = None,
+    overrides: Overrides = None,
     dry_run: DryRun = False,
 ) -> None:
     """Evaluate the base model, prompts, trained policies and baselines on held-out questions."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leret.cli import console
-from leret.cli.console import DataOverrides, IndexOrUrl, QuestionsOption, TokenEnv
+from leret.cli.console import IndexOrUrl, Overrides, QuestionsOption, TokenEnv
 from leret.core.errors import ConfigError
 from leret.core.progress import plain, shown
 
@@ -34,7 +34,7 @@ def search(
     measures: Annotated[
         str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")
     ] = "R@10,AP",
-    overrides: DataOverrides = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None, console.output_directory("Directory for TREC files and summary.json.")
     ] = None,
@@ -82,42 +82,22 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("document", overflow="fold", max_width=40)
     table.add_column("text", overflow="fold")
-    pattern = _pattern(query)
+    words = [word for word in re.findall(r"\w+", query[:10_000]) if len(word) > 1]
     for rank, passage in enumerate(ranking, start=1):
         name = passage.doc_id
         if passage.title not in {"", name}:
             name = f"{passage.title} ({name})"
-        excerpt = _excerpt(passage.text, pattern)
         score = f"{passage.score:.4g}"
-        table.add_row(str(rank), score, _marked(name, pattern), _marked(excerpt, pattern))
+        table.add_row(str(rank), score, _marked(name, words), _marked(passage.text, words))
     console.draw(table)
 
 
-def _pattern(query: str) -> Any:
-    """Compile a case-insensitive pattern for the query's words. It matches nothing if there are no words."""
-    words = {word for word in re.findall(r"\w+", query[:10_000]) if len(word) > 1}
-    longest = sorted(words, key=lambda word: (-len(word), word))
-    alternatives = "|".join(map(re.escape, longest)) or "(?!)"
-    return re.compile(rf"\b(?:{alternatives})\b", re.IGNORECASE)
-
-
-def _excerpt(text: str, pattern: Any) -> str:
-    """Shorten a text for the table, starting shortly before the first query word."""
-    first = pattern.search(text)
-    start = 0
-    if first is not None and first.start() > _SHOWN // 2:
-        start = first.start() - _SHOWN // 4
-    end = start + _SHOWN
-    before = "…" if start else ""
-    after = "…" if end < len(text) else ""
-    return f"{before}{text[start:end]}{after}"
-
-
-def _marked(text: str, pattern: Any) -> Text:
+def _marked(text: str, words: Sequence[str]) -> Text:
     from rich.text import Text
 
     marked = Text(plain(" ".join(text.split())))
-    marked.highlight_regex(pattern, "bold yellow")
+    marked.truncate(_SHOWN, overflow="ellipsis")
+    marked.highlight_words(words, "bold yellow", case_sensitive=False)
     return marked
 
 

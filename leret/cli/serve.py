@@ -14,8 +14,8 @@ import typer
 
 from leret.cli.console import (
     Host,
+    Overrides,
     Port,
-    ServerOverrides,
     TokenEnv,
     complain,
     done,
@@ -130,7 +130,7 @@ def retriever(
     host: Host = "127.0.0.1",
     port: Port = 8893,
     token_env: TokenEnv = None,
-    overrides: ServerOverrides = None,
+    overrides: Overrides = None,
 ) -> None:
     """Serve an index to dspy.ColBERTv2, leret's remote retriever (kind: remote) and search-RL projects."""
     from leret.config.load import flag_settings

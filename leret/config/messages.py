@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from difflib import get_close_matches
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,6 +14,8 @@ from leret.config.base import TAGS, KindSettings, is_kind, models_in, names_of
 from leret.core.classes import is_path, load_named
 from leret.core.errors import ConfigError
 from leret.core.yaml import Key, Placed, dotted
+
+M = TypeVar("M", bound=BaseModel)
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "tuple": "a list",
           "dict": "a mapping", "list": "a list"}  # fmt: skip
@@ -34,6 +36,14 @@ def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) 
         names_key = not key or str(key[0]) in message
         return f"{placed.at(key)}{message}" if names_key else f"{placed.label(key)}: {message}"
     return f"{placed.label(key)}: {_fault(detail, key, model, placed.value)}"
+
+
+def validated(model: type[M], values: Mapping[str, Any], label: str) -> M:
+    """Return values as a model; a ConfigError lists all invalid keys, with ``label`` before each."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, model, Placed(dict(values), {(): label}))) from None
 
 
 def key_of(detail: Mapping[str, Any], value: Any) -> Key:

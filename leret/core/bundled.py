@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
@@ -76,8 +75,6 @@ def purpose(name: str) -> str:
 
 _DEMO = _PACKAGE / "demo"
 ENGLISH = "leret-english-6m"
-FORMER_NAMES = {"english": ENGLISH}
-"""Earlier names of shipped policies, which work for one more version."""
 
 SHIPPED = {
     "demo": _DEMO / "policy",
@@ -86,7 +83,7 @@ SHIPPED = {
 }
 """Directories of the policies that ship with leret."""
 
-POLICIES = (*SHIPPED, *FORMER_NAMES, "smollm2")
+POLICIES = (*SHIPPED, "smollm2")
 """Names of policies: the small ones that ship with leret, and `smollm2`, which ``make smollm2`` builds."""
 
 MINILM = "minilm"
@@ -98,7 +95,6 @@ SCOPES = {
     "agent": _WORLD,
     ENGLISH: "only writes what pipelines/expand.py:ExpandWrite asks for",
 }
-SCOPES |= {former: SCOPES[name] for former, name in FORMER_NAMES.items()}
 """Limits of the shipped policies, by name."""
 
 
@@ -110,11 +106,6 @@ def policy_path(name: str) -> Path:
     Raises:
         ConfigError: the policy has not been built.
     """
-    if name in FORMER_NAMES:
-        logging.getLogger("leret").warning(
-            "the policy %s is now called %s; change the name", name, FORMER_NAMES[name]
-        )
-        name = FORMER_NAMES[name]
     if name in SHIPPED:
         return SHIPPED[name]
     for root in (Path.cwd(), ROOT):

@@ -5,7 +5,6 @@ A class's name is stored in JSON so that another process can rebuild its objects
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import sys
@@ -67,30 +66,6 @@ def plain_value(value: Any) -> bool:
     return value is None or type(value) in {str, int, float, bool}
 
 
-def constructor_arguments(file: Path, name: str) -> list[str] | None:
-    """Read the argument names of a class's constructor from its file, without running the file.
-
-    Return None if the file does not state all of them: the constructor is inherited, or takes any keyword.
-    """
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            for method in node.body:
-                if (
-                    isinstance(method, ast.FunctionDef)
-                    and method.name == "__init__"
-                    and not method.args.kwarg
-                ):
-                    return [
-                        argument.arg
-                        for argument in [*method.args.args, *method.args.kwonlyargs][1:]
-                    ]
-    return None
-
-
 def is_path(name: str) -> bool:
     """Return True if a name has the form ``FILE.py:Name`` or ``package.module:Name``."""
     where, _, member = name.rpartition(":")
@@ -110,16 +85,20 @@ def load_named(name: str, noun: str, fits: Callable[[Any], bool], key: str = "")
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
     try:
-        path = source_of(name)
-        if path is not None:
-            stages.forget_changed(path)
-        run = stages.run_file
-        module = run(Path(where), "leret_named_") if is_in_file(name) else import_module(where)
+        if is_in_file(name):
+            form = "FILE.py:NAME"
+            module = stages.run_file(Path(where))
+        else:
+            form = "package.module:NAME"
+            path = source_of(name)
+            if path is not None:
+                stages.forget_changed(path)
+            module = import_module(where)
     except USER_ERRORS as error:
         fault = raised(error)
         if is_in_file(name) and not Path(where).exists():
             fault = "no such file"
-        advice = f"fix it, or name the {noun} as FILE.py:NAME or package.module:NAME"
+        advice = f"fix it, or name the {noun} as {form}"
         raise ConfigError(f"{place}{where} cannot be loaded: {fault}; {advice}") from error
     value = getattr(module, attribute, None)
     if not fits(value):

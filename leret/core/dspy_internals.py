@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import io
 import json
 import logging
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from typing import Any, TextIO, cast
 
@@ -25,7 +24,6 @@ from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_fin
 from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
 from dspy.dsp.utils.utils import dotdict
 from dspy.primitives.prediction import Completions
-from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from leret.core.errors import ProgramError
@@ -123,25 +121,9 @@ class AdapterProxy:
         return self(lm, lm_kwargs, signature, demos, inputs)
 
 
-class _FirstAdapter(BaseCallback):
-    adapter: dspy.Adapter | None = None
-
-    def on_adapter_format_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        self.adapter = self.adapter or instance
-
-
 def current_adapter() -> dspy.Adapter:
     """Return ``dspy.settings.adapter``, or DSPy's default adapter."""
-    if dspy.settings.adapter is not None:
-        return cast(dspy.Adapter, dspy.settings.adapter)
-    first, lm = _FirstAdapter(), EngineLM("adapter", lambda request: text_response(request, "-"))
-    with (
-        dspy.context(lm=lm, callbacks=[first], disable_history=True, trace=None),
-        suppress(Exception),
-    ):
-        dspy.Predict("question -> answer")(question="?")
-    assert first.adapter is not None
-    return first.adapter
+    return dspy.settings.adapter or dspy.ChatAdapter()
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
@@ -226,12 +208,6 @@ def prediction_of(
     vars(completions).update(signature=signature, _completions=fields)
     vars(prediction).update(_store=store, _completions=completions, _lm_usage=None)
     return prediction
-
-
-def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
-    """Check that the adapter puts demos before the inputs: its ``format`` is DSPy's or that of one of ``kinds``."""
-    method = inspect.unwrap(type(adapter).format)  # DSPy wraps ``format`` in every subclass
-    return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
 
 def last_message(

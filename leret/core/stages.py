@@ -87,13 +87,17 @@ def forget_changed(file: Path) -> None:
     _read.update(now)
 
 
-def run_file(file: Path, prefix: str) -> ModuleType:
-    """Run a Python file as a module with a name that starts with ``prefix``, unless neither it nor its imports changed.
+FILE_MODULE = "leret_file_"
+"""Beginning of the names of modules from `run_file`."""
+
+
+def run_file(file: Path) -> ModuleType:
+    """Run a Python file as a module, unless neither it nor its imports changed.
 
     OSError if the file cannot be read; ImportError if it is not a Python file; else what its code raises.
     """
     forget_changed(file)
-    name = f"{prefix}{digest(str(file.resolve()), source_digest(file))}"
+    name = f"{FILE_MODULE}{digest(str(file.resolve()), source_digest(file))}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:

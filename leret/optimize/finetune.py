@@ -7,18 +7,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import ValidationError
-
-from leret.config.base import Settings
-from leret.config.messages import problems_of
+from leret.config.messages import validated
 from leret.core.dspy_internals import TrainingJob, TrainingStatus, get_finetune_directory
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Task, digest
-from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
 from leret.rollouts.environment import Environment, questions_digest
 from leret.training.algorithms import TrainingRecipe
@@ -27,8 +23,6 @@ from leret.training.job import CheckpointDirectory, Interrupt, TrainReport
 from leret.training.job import TrainingJob as LocalTraining
 from leret.training.model import InitialPolicy, training_record, with_learning_rate
 from leret.training.stage import train_job
-
-S = TypeVar("S", bound=Settings)
 
 ONE_TRAINING = threading.Lock()
 """Lock held during training, which sets threads, environment variables and library flags of the
@@ -104,8 +98,8 @@ def train_examples(
         run: run that the tasks belong to.
 
     Raises:
-        TrainingError: a key is invalid, there are no examples, all examples are too long, or a
-            check fails.
+        ConfigError: a key is invalid.
+        TrainingError: there are no examples, all examples are too long, or a check fails.
         PolicyError: the model cannot be loaded.
         RunError: the directory holds a different training with this name.
     """
@@ -141,7 +135,7 @@ def _training(
     online = environment is not None
     max_steps = None if online else keys.pop("max_steps", None)
     thinking = keys.pop("enable_thinking", None)
-    recipe = validated(TrainingRecipe, keys)
+    recipe = validated(TrainingRecipe, keys, "train_kwargs")
     if not online and recipe.find_algorithm().is_online:
         raise TrainingError(
             f"algorithm: {recipe.algorithm} needs a run's tasks to sample; for stored examples use "
@@ -183,15 +177,6 @@ def _train(
     raise TrainingError(
         f"{training.directory.path}: cancelled; train again to resume from the last checkpoint"
     )
-
-
-def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
-    """Build settings from a mapping; a `TrainingError` lists all invalid keys."""
-    try:
-        return settings.model_validate(dict(keys))
-    except ValidationError as error:
-        placed = Placed(dict(keys), {(): "train_kwargs"})
-        raise TrainingError("; ".join(problems_of(error, settings, placed))) from None
 
 
 def initial_policy(model: str) -> InitialPolicy:

@@ -9,12 +9,13 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import dspy
 from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
+from leret.config.sampling import SamplingSettings
 from leret.config.training import WriterKeys
 from leret.core.dspy_internals import StandInLM, current_adapter
 from leret.core.errors import ConfigError, ProgramError
@@ -63,21 +64,22 @@ _IDENTIFYING = ("prompts", "samples", "n_continuations", "credit", "seed")
 """Settings that identify a run directory, in addition to reward, metric and algorithms."""
 
 
-class CompileSettings(Protocol):
+@dataclass(eq=False, repr=False, kw_only=True)
+class CompileSettings:
     """Arguments of `LeReT`."""
 
-    reward: str | RewardFunction | None
-    metric: Callable[..., Any] | None
-    prompts: int
-    samples: int
-    algorithms: tuple[str, ...]
-    credit: Credit | None
-    train_kwargs: Any
-    run_dir: str | Path | None
-    seed: int
-    max_lm_calls: int | None
-    n_continuations: int
-    num_threads: int | None
+    reward: str | RewardFunction | None = None
+    metric: Callable[..., Any] | None = None
+    prompts: int = 1
+    samples: int = 8
+    algorithms: Sequence[str] = ("sft", "ipo")
+    credit: Credit | None = None
+    train_kwargs: Any = None
+    run_dir: str | Path | None = None
+    seed: int = 0
+    max_lm_calls: int | None = None
+    n_continuations: int = 1
+    num_threads: int | None = None
 
 
 @dataclass
@@ -126,6 +128,18 @@ class CompileJob:
         if self.settings.reward:
             return "auto"
         return "final"
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """Settings for stored samples and online training; their rewards may be functions."""
+        settings = SamplingSettings(
+            samples=self.settings.samples,
+            seed=self.settings.seed,
+            credit=self.credit,
+            n_continuations=self.settings.n_continuations,
+            max_unparsed_rate=1.0,
+        )
+        return settings.model_copy(update={"reward": self.reward, "final": self.final})
 
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role for the LM that DSPy would call.

@@ -5,19 +5,17 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import dspy
-from pydantic import ValidationError
 
-from leret.config.messages import problems_of
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
+from leret.config.messages import validated
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core import dspy_internals
 from leret.core.aio import submit
 from leret.core.bundled import POLICIES
 from leret.core.dspy_internals import TrainDataFormat
 from leret.core.errors import ConfigError, TrainingError
-from leret.core.yaml import Placed
 from leret.http.endpoints import ApiKey
 from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples
 from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_of, refuse_client_keys
@@ -26,8 +24,6 @@ from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.engines import SERVERS
 from leret.policies.serving.launch import BackgroundServer
 from leret.training.data import TrainingExample
-
-S = TypeVar("S", bound=PolicySettings)
 
 SERVED_MAX_TOKENS = 1024
 """Default ``max_tokens`` on a server. DSPy's prompts ask for field names around each output."""
@@ -179,11 +175,11 @@ class LM(PolicyLM):
                 "timeout_s": timeout or 60.0,
                 "enable_thinking": local.get("enable_thinking"),
             }
-            settings = _settings(OpenAIPolicySettings, served)
+            settings = validated(OpenAIPolicySettings, served, "leret.LM")
             policy = OpenAIPolicy(settings)
             if api_key is not None:
                 policy.client.key = ApiKey(api_key)
-            engine = PolicyEngine(policy, _settings(LocalPolicySettings, local))
+            engine = PolicyEngine(policy, validated(LocalPolicySettings, local, "leret.LM"))
             arguments.setdefault("max_tokens", SERVED_MAX_TOKENS)
         else:
             _refuse_without_server(
@@ -191,7 +187,7 @@ class LM(PolicyLM):
             )
             name = _absolute(name) or name
             engine = engine or PolicyEngine(
-                settings=_settings(LocalPolicySettings, {"model": name, **local})
+                settings=validated(LocalPolicySettings, {"model": name, **local}, "leret.LM")
             )
             arguments.setdefault("max_tokens", engine.settings.max_tokens)
         super().__init__(f"leret/{name}", **{**engine.arguments(), **arguments})
@@ -226,15 +222,6 @@ def _refuse_without_server(**arguments: Any) -> None:
             raise ConfigError(
                 f"leret.LM: {name} is for a server; add api_base=URL, or remove {name}"
             )
-
-
-def _settings(kind: type[S], values: Mapping[str, Any]) -> S:
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(
-            problems_of(error, kind, Placed(dict(values), {(): "leret.LM"}))
-        ) from None
 
 
 def _absolute(name: str | Path | None) -> str | None:

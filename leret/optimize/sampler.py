@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import dspy
 
-from leret.config.sampling import SamplingSettings
 from leret.core.errors import PolicyError
 from leret.optimize.inputs import LMCallsSpent, counted_lm, greedy_lm
 from leret.optimize.job import CompileJob, in_thread
@@ -124,22 +123,20 @@ def _bank(job: CompileJob, reward: str | Reward) -> list[Prompt]:
 
 
 async def _sample(job: CompileJob, prompts: Sequence[Prompt]) -> None:
-    plan = SamplingPlan(
+    settings = job.sampling
+    plan = SamplingPlan.of(
+        settings,
+        job.role,
         prompts=tuple(prompts),
-        n_samples=job.settings.samples,
-        seed=job.settings.seed,
+        n_samples=settings.samples,
+        seed=settings.seed,
         temperature=1.0,
         top_p=1.0,
         max_tokens=64,
-        role=job.role,
-        reward=scoring(job.reward),
-        final=None if job.final is None else scoring(job.final, "final"),
-        n_continuations=job.settings.n_continuations,
     )
     searches: AbstractContextManager[SearchBatcher | None] = nullcontext()
     if job.retriever is not None:
         searches = closing(SearchBatcher(job.retriever))
-    settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
     job.progress.start("sampling", len(job.examples))
     lm = next(iter(job.trained.values()))
     with searches as search, Store(job.run.store) as store:

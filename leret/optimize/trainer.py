@@ -12,10 +12,10 @@ from typing import Any, cast
 import dspy
 from dspy.teleprompt.bootstrap_finetune import copy_program_with_lms
 
-from leret.config.sampling import SamplingSettings
+from leret.config.messages import validated
 from leret.core.errors import LeretError, PolicyError, TrainingError
 from leret.core.types import Sample
-from leret.optimize.finetune import train_examples, validated
+from leret.optimize.finetune import train_examples
 from leret.optimize.inputs import CountedPolicy, counted_policy
 from leret.optimize.job import ALGORITHM_NAMES, ONLINE, CompileJob, in_thread
 from leret.optimize.sampler import StudentSamples
@@ -116,7 +116,6 @@ def _train_online(
     for name, predictor in program.named_predictors():
         job.policies[name] = counted_policy(predictor.lm, job.budget)
     names = [name for name, trained in job.trained.items() if trained is lm]
-    settings = SamplingSettings(credit=job.credit, n_continuations=job.settings.n_continuations)
     environment = StudentEnvironment(
         program,
         job.adapter,
@@ -124,7 +123,7 @@ def _train_online(
         job.rm,
         lm,
         partial(_live_role, job, names),
-        settings.model_copy(update={"reward": job.reward, "final": job.final}),
+        job.sampling,
         job.run.cache,
     )
     with dspy.context(callbacks=[], _leret_spend=job.budget.spend):
@@ -157,7 +156,7 @@ def recipe_for(job: CompileJob, algorithm: str, lm: dspy.LM, without: str = "") 
     keys = _keys(job, algorithm, lm)
     for name in ("enable_thinking", without):
         keys.pop(name, None)
-    return validated(TrainingRecipe, keys)
+    return validated(TrainingRecipe, keys, "train_kwargs")
 
 
 def _keys(job: CompileJob, algorithm: str, lm: dspy.LM) -> dict[str, Any]:

@@ -57,10 +57,6 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         self.outputs = outputs
         self.prefill = prefill
 
-    def settings(self) -> dict[str, Any]:
-        names = ("words_per_item", "items", "demo_items", "instructions", "outputs", "prefill")
-        return {name: getattr(self, name) for name in names}
-
     def format(
         self,
         signature: type[dspy.Signature],
@@ -92,7 +88,9 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         suffix: str = "",
         main_request: bool = False,
     ) -> str:
-        """Return the bare fields. `dspy.ReAct` formats trajectories with this method."""
+        """Return a call, or the bare fields: `dspy.ReAct` formats trajectories with this method."""
+        if main_request:
+            return self._call(signature, inputs, self.items)
         fields = self._inputs(signature, inputs, self.items)
         return "\n".join(filter(None, (prefix, fields, suffix)))
 

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import types
-import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 import dspy
 from dspy.utils.callback import BaseCallback
-from pydantic import BaseModel, ValidationError
 
 from leret.core import dspy_internals as internals
 from leret.core.dspy_internals import QUIET, StandInLM, lm15, messages_of, text_response
 from leret.core.errors import ProgramError, ReplayError
-from leret.core.types import Candidate, Ranking, Task
+from leret.core.types import Candidate, Ranking, Task, json_encoder
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import n_common
-from leret.programs.load import bound_inputs
-from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, Step, tool_key
+from leret.programs.load import bound_inputs, input_names
+from leret.programs.needs import REPEATABLE, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults, Stop
 from leret.programs.runner import ProgramRunner
 from leret.programs.search import record_lms, recorded_lm
 from leret.retrieval.base import Retriever
+
+_encode = json_encoder(sort_keys=True, ensure_ascii=False)
 
 
 async def check_path(
@@ -125,7 +123,7 @@ def _run_stock(
     # Failures are ignored: the caller reports the calls that are missing.
     with suppress(Stop, Exception), internals.suppress_output("dspy"):
         context = internals.carrying(observer, settings)
-        context.run(internals.run_program, program, **bound_inputs(program, task))
+        context.run(internals.run_program, program, **bound_inputs(input_names(program), task))
     missing = [messages for messages, _ in left]
     return missing, others[0] if others else None
 
@@ -189,115 +187,20 @@ class SearchMemory:
         self.rankings.extend(added)
 
 
-async def made_up_path(
-    runner: ProgramRunner, task: Task
-) -> tuple[list[NeedsCompletion], str | None]:
-    """Return a run's requests with made-up outputs, and why it stopped early (None: it ended)."""
-    results: SearchResults = {}
-    needs: list[NeedsCompletion] = []
-    steps: list[Step] = []
-    while True:
-        try:
-            need = await runner.advance(task, steps, results)
-        except ProgramError as error:
-            return needs, str(error)  # the program may reject made-up outputs
-        if isinstance(need, Finished):
-            return needs, None
-        needs.append(need)
-        if need.choice is not None:
-            steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
-            continue
-        fields = None
-        if need.call.signature is not None:
-            fields = made_up(need.call.signature, f"{task.text} {len(steps)}")
-        if fields is None:
-            return needs, f"leret cannot make up outputs for predictor {need.predictor}"
-        steps.append(Step(need.call, [fields]))
-
-
-def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
-    """Return made-up values for a signature's outputs; None if an output type is not supported."""
-    values = {}
-    for name, info in signature.output_fields.items():
-        try:
-            values[name] = _value(info.annotation, text)
-        except RecursionError:  # a model that contains itself
-            return None
-        if values[name] is None:
-            return None
-    return values
-
-
 def message_difference(
-    ours: Sequence[typing.Mapping[str, str]],
-    theirs: Sequence[typing.Mapping[str, str]] | None,
+    ours: Sequence[Mapping[str, str]],
+    theirs: Sequence[Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Describe the first difference between two prompts, labelled by ``names``.
+    """Quote two prompts, as JSON, around their first difference, labelled by ``names``.
 
     ``theirs`` is None if it was not sent.
     """
-    our_name, their_name = names
     if theirs is None:
-        return f"  {their_name} sends nothing"
-    for place, (our, their) in enumerate(zip(ours, theirs, strict=False)):
-        if our == their:
-            continue
-        our_role = our.get("role")
-        their_role = their.get("role")
-        if our_role != their_role:
-            return (
-                f"  message {place}: role {our_role} ({our_name}) vs. {their_role} ({their_name})"
-            )
-        texts = (str(our.get("content")), str(their.get("content")))
-        start = n_common(*texts)
-        width = max(map(len, names)) + 1
-        lines = [f"  message {place} ({our_role}), from character {start}:"]
-        for name, text in zip(names, texts, strict=True):
-            lines.append(f"    {name + ':':<{width}} {_excerpt(text, start)}")
-        return "\n".join(lines)
-    return f"  {len(ours)} messages ({our_name}) vs. {len(theirs)} ({their_name})"
-
-
-def _excerpt(text: str, start: int) -> str:
-    """Quote a text around character ``start``."""
-    begin = max(0, start - 20)
-    end = start + 60
-    before = "..." if begin else ""
-    after = "..." if end < len(text) else ""
-    return f"{before}{text[begin:end]!r}{after}"
-
-
-def _value(kind: Any, text: str) -> Any:
-    plain = {str: text, int: 1, float: 1.0, bool: True, Any: text}
-    if kind in plain:
-        return plain[kind]
-    origin = typing.get_origin(kind) or kind
-    inner = typing.get_args(kind)
-    if origin is Literal:
-        return inner[0]
-    if origin in (typing.Union, types.UnionType):
-        for member in inner:
-            value = _value(member, text)
-            if value is not None:
-                return value
-        return None
-    if origin in (list, tuple, dict):
-        parts = [_value(part, text) for part in inner if part is not ...] or [text, text]
-        if any(part is None for part in parts):
-            return None
-        if origin is dict:
-            return dict([parts])
-        return origin(parts)
-    if not isinstance(kind, type):
-        return None
-    if issubclass(kind, Enum):
-        return next(iter(kind))
-    if issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
-        fields = {}
-        for name, info in kind.model_fields.items():
-            if info.is_required():
-                fields[name] = _value(info.annotation, text)
-        with suppress(ValidationError):
-            return kind.model_validate(fields)
-    return None
+        return f"  {names[1]} sends nothing"
+    texts = [_encode(list(ours)), _encode(list(theirs))]
+    start = n_common(*texts)
+    lines = [f"  from character {start}:"]
+    for name, text in zip(names, texts, strict=True):
+        lines.append(f"  {name}: ...{text[max(0, start - 20) : start + 60]}")
+    return "\n".join(lines)

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import dspy
 
-from leret.core.errors import USER_ERRORS, ProgramError, raised
-from leret.core.stages import run_file
+from leret.config.messages import nearest
+from leret.config.sampling import ProgramSettings
+from leret.core.classes import load_named
+from leret.core.errors import USER_ERRORS, ConfigError, ProgramError, raised
 from leret.core.types import Task
 from leret.programs.search import Search
-
-FILE_MODULE = "leret_program_"
-
-
-def _load_class(path: Path, name: str) -> type[dspy.Module]:
-    if not path.is_file():
-        raise ProgramError(f"{path} does not exist; name the program as FILE.py:Class")
-    try:
-        module = run_file(path, FILE_MODULE)
-    except USER_ERRORS as error:
-        raise ProgramError(f"{path} does not run: {raised(error)}") from error
-    cls = getattr(module, name, None)
-    if not _is_program(cls):
-        programs = []
-        for value in vars(module).values():
-            if _is_program(value) and value.__module__ == module.__name__:
-                programs.append(value.__name__)
-        available = ", ".join(programs) or "none"
-        raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {available}")
-    return cast(type[dspy.Module], cls)
 
 
 def _is_program(value: Any) -> bool:
@@ -54,16 +36,21 @@ def load_program(
     ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments``
     does not set it.
     """
-    cls = _load_class(path, name)
+    try:
+        cls = load_named(f"{path}:{name}", "dspy.Module", _is_program)
+    except ConfigError as error:
+        raise ProgramError(str(error)) from error
     # DSPy's metaclass hides the class's signature
     parameters = inspect.signature(cls.__init__).parameters
     if k is not None and "k" in parameters:
         arguments = {"k": k, **arguments}
     unknown = [key for key in arguments if key not in parameters]
     if unknown and not _takes_keywords(parameters):
-        takes = ", ".join(list(parameters)[1:]) or "nothing"
+        names = list(parameters)[1:]
+        near = nearest(unknown[0], [*names, *ProgramSettings.model_fields])
         raise ProgramError(
-            f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe"
+            f"{name} takes {', '.join(names) or 'nothing'}; remove program.{unknown[0]} from the "
+            f"recipe{near}"
         )
     try:
         program = cls(**arguments)
@@ -124,12 +111,11 @@ def _takes_keywords(parameters: Mapping[str, inspect.Parameter]) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by argument of ``forward``.
+def bound_inputs(names: Sequence[str], task: Task) -> Mapping[str, Any]:
+    """Return a task's inputs by argument of ``forward``; ``names`` comes from `input_names`.
 
     A single input goes to a single argument of any name.
     """
-    names = input_names(program)
     if len(names) == len(task.inputs) == 1:
         return dict(zip(names, task.inputs.values(), strict=True))
     return task.inputs

@@ -202,9 +202,10 @@ def place(need: Need) -> Any:
 
 def difference(before: Need, now: Need) -> str:
     """Describe how the next needs of two runs differ, quoting the value in each run."""
-    if not (isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion)):
-        return f"one run reached {_shown(before)}, another {_shown(now)}"
-    if before.predictor != now.predictor:
+    if (
+        not (isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion))
+        or before.predictor != now.predictor
+    ):
         return f"one run reached {_shown(before)}, another {_shown(now)}"
     if before.key != now.key:
         return _changed(before.predictor, before.inputs, now.inputs)
@@ -236,12 +237,7 @@ def _shown(need: Need) -> str:
             return f"the end with prediction {_short(_fields(need.prediction))}"
 
 
-def _changed(predictor: str, before: Any, now: Any) -> str:
-    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
-        return (
-            f"{predictor} was called with {_short(before)} in one run, "
-            f"and with {_short(now)} in another"
-        )
+def _changed(predictor: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     for name in {**before, **now}:
         value = before.get(name)
         value_now = now.get(name)

@@ -15,19 +15,34 @@ from jsonschema import Draft202012Validator
 from pydantic_core import to_jsonable_python
 
 from leret.core import dspy_internals as internals
-from leret.core.dspy_internals import AdapterParseError, EngineLM, lm15
+from leret.core.dspy_internals import AdapterParseError, EngineLM, PlainJSONAdapter, lm15
 from leret.core.errors import ProgramError, RunError
 from leret.core.types import Passage, Task, digest
 from leret.policies.base import Messages
 from leret.policies.tool_calls import ToolReader, read_calls
-from leret.programs.adapters import CompactAdapter, takes_tools
+from leret.programs.adapters import CompactAdapter
 from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
-from leret.programs.prefill import AnswerAdapter, PrefilledChatAdapter, prefill_messages
+from leret.programs.prefill import (
+    AnswerAdapter,
+    PrefilledChatAdapter,
+    PrefilledJSONAdapter,
+    PrefilledXMLAdapter,
+    prefill_messages,
+)
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3
-"""Messages per prompt, and completions per predictor, that are processed both ways."""
+_QUICK = (
+    dspy.ChatAdapter,
+    dspy.JSONAdapter,
+    dspy.XMLAdapter,
+    PlainJSONAdapter,
+    CompactAdapter,
+    PrefilledChatAdapter,
+    PrefilledJSONAdapter,
+    PrefilledXMLAdapter,
+)
+"""Adapters with a system message and demos that do not depend on the inputs."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +128,8 @@ ZERO_SHOT = Prompt("0")
 class Formatter:
     """Formats requests as messages and parses completions, exactly as the program's adapter does.
 
-    Usual calls take a fast path: instructions and demos are formatted once per prompt, and the
-    adapter's ``parse`` reads completions. The first calls are also processed in full; if a result
-    differs, the fast path is turned off.
+    Usual calls of the adapters in `_QUICK` take a fast path: instructions and demos are formatted
+    once per prompt, and the adapter's ``parse`` reads completions.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -123,18 +137,11 @@ class Formatter:
         self._predictors = replay.predictors
         self._read = replay.read
         self.picks = replay.picks
-        self._splits = internals.is_turn_by_turn(
-            self.adapter, [CompactAdapter, PrefilledChatAdapter]
-        )
-        native = getattr(self.adapter, "use_native_function_calling", False)
-        self._usual = frozenset(
-            name
-            for name, predictor in self._predictors.items()
-            if not (native and takes_tools(predictor.signature))
-        )
-        # All messages but the last, and how often both ways agreed; None: the fast path is off.
-        self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
-        self._parses: dict[str, int | None] = {}
+        self._quick = set()
+        for name, predictor in self._predictors.items():
+            if type(self.adapter) in _QUICK and not _has_dspy_type(predictor.signature):
+                self._quick.add(name)
+        self._heads: dict[tuple[str, str], Messages] = {}  # messages before the inputs
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
@@ -158,37 +165,23 @@ class Formatter:
         """
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
-        key = (need.predictor, prompt.digest)
-        head = self._heads.get(key)
         # histories and images span several messages
-        plain = (
-            need.call.usual
-            and need.predictor in self._usual
-            and all(map(_is_plain, need.inputs.values()))
-        )
-        if head is None or not plain:
-            whole = self._in_full(need, prompt)
-            if key not in self._heads and self._splits and plain:
-                n_after = 1 + len(prefill_messages(self.adapter, need.call.signature))
-                self._heads[key] = whole[:-n_after], 0
-            return whole
+        is_plain = all(map(_is_plain, need.inputs.values()))
+        if not (need.call.usual and need.predictor in self._quick and is_plain):
+            return self._in_full(need, prompt)
         signature = self.signature(need.predictor, prompt)
         prefill = prefill_messages(self.adapter, signature)
         if alike:
             message = dict(alike[-1 - len(prefill)])
-        elif isinstance(self.adapter, CompactAdapter):
-            message = self.adapter.format(signature, (), need.inputs)[-1 - len(prefill)]
         else:
             message = internals.last_message(self.adapter, signature, need.inputs)
         if not message["content"] or internals.PART_MARKER in message["content"]:
             return self._in_full(need, prompt)
-        before, n_proofs = head
-        messages = (*before, message, *prefill)
-        if n_proofs < _PROOFS:
-            whole = self._in_full(need, prompt)
-            self._heads[key] = (before, n_proofs + 1) if messages == whole else None
-            return whole
-        return messages
+        end = (message, *prefill)
+        key = (need.predictor, prompt.digest)
+        if key not in self._heads:
+            self._heads[key] = self._in_full(need, prompt)[: -len(end)]
+        return (*self._heads[key], *end)
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
         """Return the step for a completion.
@@ -196,27 +189,16 @@ class Formatter:
         ``outputs`` is the adapter's error if the completion does not parse.
         """
         call = need.call
-        if isinstance(call, ChoiceCall):
-            try:
-                candidate = call.chosen(completion)
-            except AdapterParseError as error:
-                return Step(call, error, completion)
-            return Step(call, [{"id": candidate.id}], completion)
-        name = call.predictor
-        n_proofs = self._parses.get(name, 0) if call.usual and name in self._usual else None
-        quick: list[dict[str, Any]] | AdapterParseError | None = None
-        if n_proofs is not None:
-            try:
-                quick = [self.adapter.parse(call.signature, completion)]
-            except AdapterParseError as error:
-                quick = error
-            if n_proofs == _PROOFS:
-                return Step(call, quick, completion)
-        outputs = outputs_of(call, completion, self._read)
-        if n_proofs is not None:
-            same = isinstance(quick, AdapterParseError) == isinstance(outputs, AdapterParseError)
-            proven = same and (quick == outputs or isinstance(outputs, AdapterParseError))
-            self._parses[name] = n_proofs + 1 if proven else None
+        outputs: list[dict[str, Any]] | AdapterParseError
+        try:
+            if isinstance(call, ChoiceCall):
+                outputs = [{"id": call.chosen(completion).id}]
+            elif call.usual and call.predictor in self._quick and completion:
+                outputs = [self.adapter.parse(call.signature, completion)]
+            else:
+                outputs = outputs_of(call, completion, self._read)
+        except AdapterParseError as error:
+            outputs = error
         return Step(call, outputs, completion)
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
@@ -254,6 +236,14 @@ class Formatter:
         return internals.messages_of(request)
 
 
+def _has_dspy_type(signature: type[dspy.Signature]) -> bool:
+    """Return whether an output is a `dspy.Type`, which adapters do not read with ``parse`` alone."""
+    for output in signature.output_fields.values():
+        if isinstance(output.annotation, type) and issubclass(output.annotation, dspy.Type):
+            return True
+    return False
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(isinstance(item, PLAIN) for item in value)
@@ -284,8 +274,8 @@ def request_of(
 
 def outputs_of(
     call: PredictorCall, completion: str, read: ToolReader = read_calls
-) -> list[dict[str, Any]] | AdapterParseError:
-    """Return the outputs that the call's adapter parses from a completion.
+) -> list[dict[str, Any]]:
+    """Return the outputs that the call's adapter parses from a completion, or raise its error.
 
     ``read`` parses native tool calls.
     """
@@ -299,15 +289,12 @@ def outputs_of(
         return response
 
     lm = EngineLM("response", answer)
-    try:
-        outputs = call.adapter(
-            lm, dict(call.config or {}), call.signature, list(call.demos), dict(call.inputs or {})
-        )
-    except AdapterParseError as error:
-        return error
+    outputs: list[dict[str, Any]] = call.adapter(
+        lm, dict(call.config), call.signature, list(call.demos), dict(call.inputs)
+    )
     if faults:
         adapter = type(call.adapter).__name__
-        return AdapterParseError(adapter, call.signature, completion, faults[0])
+        raise AdapterParseError(adapter, call.signature, completion, faults[0])
     return outputs
 
 

@@ -30,12 +30,12 @@ from leret.core.classes import class_at, is_in_file, path_of, plain_value
 from leret.core.dspy_internals import carried_run, current_adapter, run_program
 from leret.core.errors import ConfigError, LeretError, ProgramError, raised
 from leret.core.files import write_atomically
-from leret.core.stages import source_digest, source_files
+from leret.core.stages import FILE_MODULE, source_digest, source_files
 from leret.datasets.load import load_corpus
 from leret.policies.load import policy_state
 from leret.policies.saved import Servers, lm_record, open_lm, open_policy, policy_record
 from leret.programs.adapters import adapter_record, load_adapter, takes_tools
-from leret.programs.load import FILE_MODULE, load_program
+from leret.programs.load import load_program
 from leret.programs.pick import named_picks
 from leret.programs.search import Search
 from leret.retrieval.base import Retriever
@@ -250,8 +250,8 @@ def _load(
 ) -> TrainedProgram:
     keys = [api_key_env] if isinstance(api_key_env, str) else list(api_key_env or ())
     records = saved["lms"] if lm is None else []
-    picks = saved.get("picks", {})
-    searches = saved.get("searches", {})
+    picks = saved["picks"]
+    searches = saved["searches"]
     searched = None
     if saved["retriever"]:
         searched = resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory)
@@ -338,7 +338,7 @@ def saved_policies(directory: Path) -> dict[str, PolicySettings]:
     for name, predictor in saved["predictors"].items():
         if predictor["lm"] is not None:
             records[name] = saved["lms"][predictor["lm"]]
-    records |= saved.get("picks", {})
+    records |= saved["picks"]
     policies: dict[str, PolicySettings] = {}
     for name, record in records.items():
         if "policy" in record:
@@ -502,7 +502,7 @@ def _construct(
             raise ProgramError(
                 f"{directory / _FILE}: the program's file {record['file']} is not in this directory"
             )
-        if record.get("digest") not in {None, source_digest(file)}:
+        if record["digest"] != source_digest(file):
             raise ProgramError(f"{file} or a module it imports has changed since saving; {advice}")
         keys: dict[str, Any] = {}
         if searched is not None:

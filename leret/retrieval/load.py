@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from leret.config import retriever as kinds
-from leret.config.base import RecipePath, mark_of, portable
+from leret.config.base import portable
 from leret.config.retriever import RemoteSettings, RetrieverSettings
 from leret.core.classes import is_in_file, with_identity
 from leret.core.errors import ConfigError, RetrievalError
@@ -192,20 +192,6 @@ def build_index(
     for folder, part in _kind(settings.kind).load().parts(settings).items():
         _open_or_build(part, corpus, directory / planned.places[folder], progress, shared=False)
     return write_manifest(planned, directory)
-
-
-def model_keys() -> dict[str, str]:
-    """Map each kind to its first settings key that names a model.
-
-    Kinds without models are omitted.
-    """
-    keys: dict[str, str] = {}
-    for kind in (*ENGINES, *RetrieverSettings.shelf):
-        for name, field in _kind(kind).settings.model_fields.items():
-            mark = mark_of(field, RecipePath)
-            if mark and mark.hub:
-                keys.setdefault(kind, name)
-    return keys
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from leret.config.base import resolve_paths
 from leret.config.sampling import SamplingRecipe
+from leret.core.errors import ProgramError
 from leret.core.runs import Run
 from leret.core.types import Ranking, Task
-from leret.programs.checks import made_up_path
+from leret.programs.needs import Finished, Step
+from leret.programs.replay import SearchResults
+from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.environment import Environment
@@ -110,13 +116,46 @@ class _NoPassages:
 def steps_of(environment: Environment) -> int | None:
     """Count LM calls in a program run with made-up outputs and empty rankings.
 
-    None if the program fails on them.
+    None if the program fails on them, or an output has an unusual type.
     """
 
     async def run() -> int | None:
         with closing(SearchBatcher(_NoPassages())) as searches:
-            runner = environment.runner(searches)
-            needs, why = await made_up_path(runner, Task.question("?", "?"))
-            return None if why else len(needs)
+            return await _n_steps(environment.runner(searches))
 
     return asyncio.run(run())
+
+
+async def _n_steps(runner: ProgramRunner) -> int | None:
+    task = Task.question("?", "?")
+    results: SearchResults = {}
+    steps: list[Step] = []
+    while True:
+        try:
+            need = await runner.advance(task, steps, results)
+        except ProgramError:
+            return None
+        if isinstance(need, Finished):
+            return len(steps)
+        if need.choice is not None:
+            steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
+            continue
+        if need.call.signature is None:
+            return None
+        outputs = {}
+        for name, info in need.call.signature.output_fields.items():
+            outputs[name] = _made_up(info.annotation, f"? {len(steps)}")
+        if None in outputs.values():
+            return None
+        steps.append(Step(need.call, [outputs]))
+
+
+def _made_up(kind: Any, text: str) -> Any:
+    """Return a value of an output's type; None if no plain value fits the type."""
+    values: Sequence[Any] = [text, 1, [text, text], [1, 1], {text: text}]
+    if get_origin(kind) is Literal:
+        values = get_args(kind)
+    for value in values:
+        with suppress(ValidationError, PydanticUserError):
+            return TypeAdapter(kind).validate_python(value)
+    return None

@@ -20,17 +20,16 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leret.config.base import Settings
-from leret.config.messages import problems_of
+from leret.config.messages import validated
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import POLICIES, minilm_directory
 from leret.core.errors import ConfigError, TrainingError
 from leret.core.files import require_writable
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
-from leret.core.yaml import Placed
 from leret.datasets.leaks import write_fingerprints
 from leret.policies.local.decoder import Decoder, Job
-from leret.programs.adapters import CompactAdapter, make_adapter
+from leret.programs.adapters import CompactAdapter, adapter_record, make_adapter
 from leret.retrieval.base import Retriever
 from leret.rollouts.environment import Environment
 from models.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
@@ -138,11 +137,7 @@ def _train(
 
 def minilm_settings(section: Mapping[str, Any]) -> MiniLMSettings:
     """Return the settings of a recipe's ``pretrain`` section. ``options`` override the other keys."""
-    try:
-        settings = PretrainSettings.model_validate(section)
-    except ValidationError as error:
-        placed = Placed(dict(section), {(): "pretrain"})
-        raise ConfigError(problems_of(error, PretrainSettings, placed)) from None
+    settings = validated(PretrainSettings, section, "pretrain")
     keys: dict[str, Any] = {"seed": settings.seed}
     if settings.steps is not None:
         keys["steps"] = settings.steps
@@ -158,7 +153,8 @@ def data_names(
 ) -> dict[str, str]:
     """Describe the training rows; the description is saved with the checkpoint."""
     options = settings.model_dump(include={"pseudo_questions", "exercises", "constant_after", "bf16"})
-    content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": adapter.settings()}
+    settings_of_adapter = adapter_record(adapter)["settings"]
+    content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": settings_of_adapter}
     return {name: repr(value) for name, value in (options | content).items()}
 
 

@@ -49,11 +49,9 @@ def test_only_an_index_is_replaced_and_only_by_force(index):
         ([*BM25, "--set", "k2=1"], "retriever.k2: unknown key"),
         ([*BM25, "--set", "k1=.inf"], "retriever.k1: input should be a finite number"),
         (["--kind", "pubmed", *BM25[2:]], "pubmed has no index to build"),
-        (["--kind", "hybrid", *BM25[2:]], "needs two engines"),
-        (["--kind", "dense", *BM25[2:]], "--kind dense needs --model"),
-        ([*BM25, "--model", "x"], "--kind bm25 takes no model; remove --model x"),
+        (["--kind", "hybrid", *BM25[2:]], "retriever.engines: missing"),
+        (["--kind", "dense", *BM25[2:]], "retriever.model: missing"),
         (["sampling/demo.yaml", *BM25], "remove --kind, --corpus"),
-        (["sampling/demo.yaml", "--format", "jsonl", "--model", "x"], "remove --format, --model"),
     ],
 )
 def test_mistakes_are_refused_with_a_remedy(args, says):

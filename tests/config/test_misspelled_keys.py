@@ -72,7 +72,8 @@ def check_each_key(value, model, folder, overrides):
     file = folder / "recipe.yaml"
     file.write_text(dump(value), encoding="utf-8")
     assert problems_in(file, model, overrides) == []
-    keys = [key for key in keys_in(value) if key[0] != "pretrain" or len(key) == 1]  # `python -m models` reads these
+    # `python -m models` reads ``pretrain``; the program's constructor refuses unknown arguments
+    keys = [key for key in keys_in(value) if len(key) == 1 or (key[:-1] != ("program",) and key[0] != "pretrain")]
     for number, key in enumerate(keys):
         if (rules := (model, *kinds_around(value, key), key)) in CHECKED:
             continue

@@ -6,7 +6,6 @@ import pytest
 
 from leret.core.classes import (
     class_at,
-    constructor_arguments,
     identity,
     load_function,
     path_of,
@@ -60,19 +59,6 @@ def test_a_class_inside_a_function_has_no_path():
 def test_a_path_that_is_no_program_is_refused(path, message):
     with pytest.raises(ProgramError, match=message):
         class_at(path, dspy.Module)
-
-
-def test_constructor_arguments_are_read_without_running_the_file(tmp_path):
-    file = tmp_path / "x.py"
-    file.write_text(
-        "raise SystemExit\n"
-        "class A:\n    def __init__(self, k, *, hops=2): ...\n"
-        "class B(A): ...\n"
-        "class C:\n    def __init__(self, **more): ...\n"
-    )
-    assert constructor_arguments(file, "A") == ["k", "hops"]
-    assert constructor_arguments(file, "B") is None
-    assert constructor_arguments(file, "C") is None
 
 
 @pytest.fixture

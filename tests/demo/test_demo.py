@@ -30,11 +30,6 @@ def test_a_wheel_holds_the_policy_and_it_is_small(name, n_bytes):
     assert files <= {root / file.path for file in WheelBuilder(str(root)).recurse_included_files()}
 
 
-def test_a_former_name_finds_the_policy_with_a_note(caplog):
-    assert shipped("english") == shipped("leret-english-6m")
-    assert "is now called leret-english-6m" in caplog.text
-
-
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_the_shipped_files_are_those_that_pretraining_builds(name):
     tokenizer = AutoTokenizer.from_pretrained(shipped(name))

@@ -5,7 +5,7 @@ import pytest
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 
 import leret
-from leret.core.errors import PolicyError, RunError, TrainingError
+from leret.core.errors import LeretError, PolicyError, RunError, TrainingError
 from leret.optimize import finetune
 from leret.optimize.finetune import ONE_TRAINING, train_examples
 from leret.training.data import TrainingExample
@@ -48,7 +48,7 @@ def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, m
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_what_to_do(weights, tmp_path, keys, message):
-    with pytest.raises(TrainingError, match=message):
+    with pytest.raises(LeretError, match=message):
         train_examples(str(weights), EXAMPLES, {**KEYS, **keys}, tmp_path)
     with pytest.raises(TrainingError, match="no examples to train on"):
         train_examples(str(weights), [], KEYS, tmp_path)

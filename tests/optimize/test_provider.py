@@ -4,7 +4,7 @@ from dspy.clients.utils_finetune import TrainDataFormat
 from dspy.teleprompt.grpo import GRPO
 
 import leret
-from leret.core.errors import ConfigError, PolicyError, TrainingError
+from leret.core.errors import ConfigError, LeretError, PolicyError, TrainingError
 from leret.optimize import provider as module
 from leret.policies.dspy_lm import policy_of
 from tests.optimize.conftest import QUESTIONS, Asking, greedy
@@ -56,7 +56,7 @@ def test_stock_bootstrap_finetune_trains_through_it(program, trainset, lm, calls
     [({"learning_rat": 1}, None, "did you mean learning_rate"), ({}, lambda *_: 0, "no examples to train on")],
 )
 def test_a_finetuning_that_fails_fails_the_optimizer(program, trainset, keys, metric, message):
-    with pytest.raises(TrainingError, match=message):
+    with pytest.raises(LeretError, match=message):
         dspy.BootstrapFinetune(metric=metric, train_kwargs=keys, num_threads=2).compile(program, trainset=trainset)
 
 

@@ -1,14 +1,18 @@
 import asyncio
 import json
 import random
-from contextlib import closing
+import types
+import typing
+from contextlib import closing, suppress
+from enum import Enum
 
 import dspy
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from leret.core.types import Passage, Task
 from leret.policies.tool_calls import write_calls
-from leret.programs.checks import check_path, made_up
+from leret.programs.checks import check_path
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
 from leret.programs.runner import ProgramRunner
@@ -20,6 +24,33 @@ class Shelf:
 
     def search(self, queries, k):
         return [tuple(Passage(f"{q}-{i}", f"T{i}", f"on {q}", 5.0 - i) for i in range(k)) for q in queries]
+
+
+def made_up(signature, text):
+    """Return made-up values for a signature's outputs; None if an output type is not supported."""
+    values = {name: value_of(info.annotation, text) for name, info in signature.output_fields.items()}
+    return None if None in values.values() else values
+
+
+def value_of(kind, text):
+    plain = {str: text, int: 1, float: 1.0, bool: True, typing.Any: text}
+    if kind in plain:
+        return plain[kind]
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is typing.Literal:
+        return inner[0]
+    if origin in (typing.Union, types.UnionType):
+        return next((value for value in (value_of(member, text) for member in inner) if value is not None), None)
+    if origin in (list, tuple, dict):
+        parts = [value_of(part, text) for part in inner if part is not ...] or [text, text]
+        return dict([parts]) if origin is dict else origin(parts)
+    if issubclass(kind, Enum):
+        return next(iter(kind))
+    if issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
+        required = {name: info.annotation for name, info in kind.model_fields.items() if info.is_required()}
+        with suppress(ValidationError):
+            return kind.model_validate({name: value_of(part, text) for name, part in required.items()})
+    return None
 
 
 def complete(need):

@@ -1,6 +1,5 @@
 import dspy
 import pytest
-from pydantic import BaseModel
 
 from leret.config.sampling import AdapterSettings
 from leret.core.errors import ReplayError
@@ -88,10 +87,6 @@ def test_a_call_out_of_reach_is_refused(walk):
     here.away, away.away = False, True
     with pytest.raises(ReplayError, match=r"calls the LM openai/away, .*self\.judge = "):
         walk(here, pure=away)
-
-
-class Tree(BaseModel):
-    branches: list["Tree"]
 
 
 OWN = """

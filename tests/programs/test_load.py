@@ -33,10 +33,15 @@ def test_a_program_may_search_without_leret_search(tmp_path, search):
 @pytest.mark.parametrize(
     ("source", "name", "arguments", "message"),
     [
-        (None, "P", {}, "does not exist"),
+        (None, "P", {}, "no such file"),
         (MULTIHOP.read_text(), "Multihop", {}, "no dspy.Module 'Multihop'; available: MultiHop"),
-        (MULTIHOP.read_text(), "MultiHop", {"hoops": 3}, r"takes hops, k, reason; remove program\.hoops"),
-        ("def (", "P", {}, "does not run: SyntaxError"),
+        (
+            MULTIHOP.read_text(),
+            "MultiHop",
+            {"hoops": 3},
+            r"takes hops, k, reason; remove program\.hoops .*mean hops\?",
+        ),
+        ("def (", "P", {}, "cannot be loaded: SyntaxError"),
         ("import dspy\nclass P(dspy.Module):\n    def __init__(self): 1 / 0", "P", {}, "ZeroDivisionError"),
     ],
 )

@@ -71,7 +71,7 @@ def test_what_is_not_a_prompt_is_refused(tmp_path, text):
 def test_messages_are_what_the_adapter_gives(kind):
     adapter = make_adapter(AdapterSettings(kind=kind))
     formatter = Formatter(Replay(Asks(), adapter))
-    for inputs in INPUTS:  # many: it takes a short cut once it has seen a prompt a few times
+    for inputs in INPUTS:
         alike = formatter.messages(formatter.need("write", inputs))
         for prompt in PROMPTS:
             demos = [dict(demo) for demo in prompt.demos.get("write", [])]

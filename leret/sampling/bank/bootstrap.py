@@ -18,7 +18,7 @@ from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
 from leret.core.types import Outcome, Rollout, SharedInstance, Task, digest, merge
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import SearchMemory
-from leret.programs.load import bound_inputs
+from leret.programs.load import bound_inputs, input_names
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.search import as_rm
 from leret.retrieval.base import Retriever
@@ -250,7 +250,7 @@ class RetrievalStudent(dspy.Module):
             predictor.lm = lm
         memory = SearchMemory({}, self.monitor.retriever)
         context = internals.carrying(memory, {"rm": as_rm})
-        inputs = bound_inputs(self.program, task)
+        inputs = bound_inputs(input_names(self.program), task)
         result, complete = context.run(self.monitor.run, self.program, inputs)
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 

@@ -84,7 +84,7 @@ class _Prompts:
             return state.messages
         formatter = self._formatter()
         need = formatter.need(state.predictor, state.inputs)
-        return formatter.messages(need, self._bank(name), state.messages)
+        return formatter.messages(need, self._bank(name))
 
     def _load_encoder(self, predictor: str) -> PromptEncoder:
         settings = self.settings(predictor)
