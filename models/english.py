@@ -30,11 +30,11 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import minilm_directory
 from leret.core.progress import Progress
 from leret.core.types import Ranking
-from leret.datasets.leaks import write_fingerprints
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
 from leret.rollouts.environment import Environment
+from models.fingerprints import write_fingerprints
 from models.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, around, build_tokenizer
 from models.pretrain.examples import Example, prompt_ids, pseudo_questions
 from models.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train

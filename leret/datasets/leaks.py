@@ -8,11 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from leret.core.errors import DataError
-from leret.core.files import write_atomically
 from leret.core.types import Task
 
 FINGERPRINTS = "pretrain-texts.txt"
@@ -130,13 +128,6 @@ def _verdict(leaks: Mapping[str, Any]) -> str:
     return "leak check: " + "; ".join(parts)
 
 
-def write_fingerprints(directory: Path, texts: Iterable[str]) -> None:
-    """Record the texts that a policy learns from; the texts cannot be read back from the record."""
-    fingerprints = set(map(fingerprint, texts))
-    lines = [f"{value}\n" for value in sorted(fingerprints)]
-    write_atomically(directory / FINGERPRINTS, "".join(lines))
-
-
 def fingerprint(text: str) -> str:
     """Return 16 hexadecimal digits that depend on the words of a text.
 
@@ -173,31 +164,14 @@ def _words(text: str) -> list[str]:
 
 
 def refuse_leaks(training: Sequence[Task], evaluation: Sequence[Task]) -> None:
-    """Raise a DataError if training and evaluation have ids or texts in common.
-
-    Its message lists the first ids.
-    """
+    """Raise a DataError with the first ids if training and evaluation have ids or texts in common."""
     ids = {task.id for task in training}
-    shared_ids = [task.id for task in evaluation if task.id in ids]
-    _refuse(
-        sorted(shared_ids),
-        "are in both the training data and the evaluation split",
-        "sample from split train, and evaluate on dev or test with the same seed",
-    )
     texts = {task.text for task in training}
-    with_shared_texts = [task.id for task in evaluation if task.text in texts]
-    _refuse(
-        with_shared_texts,
-        "of the evaluation split have the same text as a training question",
-        "remove them from the question file",
-    )
-
-
-def _refuse(ids: Sequence[str], fault: str, advice: str) -> None:
-    if not ids:
-        return
-    shown = ", ".join(map(repr, ids[:_SHOWN]))
-    n_more = len(ids) - _SHOWN
-    if n_more > 0:
-        shown += f" and {n_more} more"
-    raise DataError(f"{len(ids)} questions {fault}: {shown}; {advice}")
+    shared = [task.id for task in evaluation if task.id in ids or task.text in texts]
+    if shared:
+        first = ", ".join(map(repr, shared[:_SHOWN]))
+        raise DataError(
+            f"{len(shared)} questions of the evaluation split have the id or text of a training "
+            f"question, such as {first}; sample from split train, evaluate on dev or test with the "
+            "same seed, and remove equal questions from the question file"
+        )

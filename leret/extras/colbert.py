@@ -43,7 +43,7 @@ from leret.retrieval.base import (
     to_valid_utf8,
 )
 from leret.retrieval.engines.dense import MODEL_FAULTS, open_model
-from leret.retrieval.index.documents import DocumentTable, MappedDocuments
+from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 from leret.retrieval.load import ENGINES, EngineKind, index_engine
 
@@ -248,7 +248,7 @@ class ColbertIndex(IndexEngine):
                 progress.advance(len(texts))
         progress.finish()
 
-    def open(self, directory: Path, documents: MappedDocuments) -> ColBERT:
+    def open(self, directory: Path, documents: DocumentTable) -> ColBERT:
         return ColBERT(documents, directory, MultiVectorModel(self.checkpoint, self.settings), self)
 
     def _text(self, document: Document) -> str:
@@ -308,7 +308,7 @@ class MultiVectorModel:
         return [np.asarray(array, np.float32) for array in vectors]
 
 
-class _RowTable:
+class _RowTable(DocumentTable):
     """Documents for the candidate search: a document has its row as id, and no text."""
 
     def __init__(self, documents: DocumentTable) -> None:
@@ -318,9 +318,6 @@ class _RowTable:
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
         pairs = zip(rows, scores, strict=True)
         return tuple([Passage(str(row), "", "", score) for row, score in pairs])
-
-    def __len__(self) -> int:
-        return self._n_documents
 
 
 def _rows(ranking: Ranking) -> NDArray[np.int64]:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal, cast
 
 from leret.config import retriever as kinds
@@ -18,7 +18,7 @@ from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import Progress
 from leret.core.stages import completed, input_stamps, mark_completed, stage_key
 from leret.retrieval.base import Documents, Retriever
-from leret.retrieval.index.documents import MappedDocuments
+from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import (
     MANIFEST,
     IndexEngine,
@@ -57,8 +57,7 @@ class EngineKind:
     def load(self) -> Any:
         if not isinstance(self.target, str):
             return self.target
-        module, _, name = self.target.partition(":")
-        return getattr(import_module(f"leret.retrieval.{module}"), name)
+        return resolve_name(f"leret.retrieval.{self.target}")
 
 
 ENGINES = {
@@ -210,7 +209,7 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
         raise RetrievalError(f"{directory}: {'; '.join(problems)}; build the index again")
     if corpus is not None:
         manifest.require_corpus(corpus, directory)
-    documents = MappedDocuments(directory, manifest.corpus)
+    documents = DocumentTable.open(directory, manifest.corpus)
     sample = documents.passages(range(min(1, len(documents))), (0.0,))
     queries = [f"{passage.title} {passage.text}" for passage in sample]
     open_index(directory).search([*queries, ""], 1)
@@ -337,11 +336,11 @@ class OpenRetriever:
     documents: int | None  # number of documents, if known
     directory: Path | None = None  # index directory with the documents; None for a server
 
-    def table(self) -> MappedDocuments | None:
+    def table(self) -> DocumentTable | None:
         """Open the index's documents, or return None for a server, which cannot list them."""
         if self.directory is None or self.corpus is None:
             return None
-        return MappedDocuments(self.directory, self.corpus)
+        return DocumentTable.open(self.directory, self.corpus)
 
 
 def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever:

@@ -27,11 +27,11 @@ from leret.core.errors import ConfigError, TrainingError
 from leret.core.files import require_writable
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
-from leret.datasets.leaks import write_fingerprints
 from leret.policies.local.decoder import Decoder, Job
 from leret.programs.adapters import CompactAdapter, adapter_record, make_adapter
 from leret.retrieval.base import Retriever
 from leret.rollouts.environment import Environment
+from models.fingerprints import write_fingerprints
 from models.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
 from models.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
 from models.pretrain.heuristics import corpus_idf

@@ -75,6 +75,6 @@ def test_check_shows_the_manifest_and_reads_the_whole_index(index):
     succeeds("index", "check", index, "--corpus", "corpus.jsonl")
     json_lines(Path("other.jsonl"), CORPUS[:2])
     assert "is an index of a different corpus" in refused("index", "check", index, "--corpus", "other.jsonl")
-    broken = index / "documents.bin"
+    broken = index / "documents.arrow"
     broken.write_bytes(broken.read_bytes().replace(b"a sat", b"b sat"))
-    assert "documents.bin has changed" in refused("index", "check", index)
+    assert "documents.arrow has changed" in refused("index", "check", index)

@@ -5,13 +5,14 @@ import pytest
 
 from leret.core.runs import Run
 from leret.core.types import State
-from leret.datasets.leaks import FINGERPRINTS, write_fingerprints
+from leret.datasets.leaks import FINGERPRINTS
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
 from leret.programs.prompts import Prompt
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.viewer.report import write_report
+from models.fingerprints import write_fingerprints
 from tests.datasets.writing import json_lines
 from tests.evaluation.eval_fakes import asks, train
 

@@ -27,16 +27,14 @@ from leret.core.errors import RetrievalError, import_optional
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
 from leret.retrieval.base import CallableRetriever, Documents, clip_k
-from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments
+from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
 # bm25s starts JAX, which reserves the GPU's memory
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 _WORD = re.compile(r"\b\w\w+\b")
-_FEW = 64  # results per batch up to which Python sorts faster than NumPy
-# maximum size of the result matrix; limits the memory of a large batch with a large k
-_CELLS = 1 << 22
+_BATCH = 256  # queries ranked at once, to limit memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +77,11 @@ class BM25(CallableRetriever):
             index = _index(corpus, engine.settings)
             scores = index.scores
             matrix = _matrix(index.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
-            bm25 = cls(InMemoryDocuments(corpus), matrix, engine.settings)
+            bm25 = cls(DocumentTable.of(corpus), matrix, engine.settings)
             bm25.source = engine, corpus
             return bm25
         write_index(engine, corpus, directory)
-        bm25 = engine.open(directory, MappedDocuments(directory, corpus.digest))
+        bm25 = engine.open(directory, DocumentTable.open(directory, corpus.digest))
         bm25.source = directory
         return bm25
 
@@ -95,28 +93,15 @@ class BM25(CallableRetriever):
 
     def search(self, queries: Sequence[str | Mapping[str, float]], k: int) -> list[Ranking]:
         """Rank documents for each query: a text, or words with factors for their weights."""
-        if not 1 <= k <= self.n_documents:
-            k = clip_k(k, self.n_documents)
-        at_once = max(1, _CELLS // k)
+        k = clip_k(k, self.n_documents)
         rankings: list[Ranking] = []
-        if len(queries) > at_once:
-            for start in range(0, len(queries), at_once):
-                rankings += self.search(queries[start : start + at_once], k)
-            return rankings
-        documents, scores = self._best(queries, k)
-        if documents.size <= _FEW:  # Python sorts a few numbers ten times faster than NumPy
-            for values, rows in zip(scores.tolist(), documents.tolist(), strict=True):
+        for start in range(0, len(queries), _BATCH):
+            documents, scores = self._best(queries[start : start + _BATCH], k)
+            for rows, values in zip(documents.tolist(), scores.tolist(), strict=True):
                 pairs = zip(values, rows, strict=True)
                 best = sorted((-score, row) for score, row in pairs if score > 0)
                 ranking = self.ranking([row for _, row in best], [-score for score, _ in best])
                 rankings.append(ranking)
-            return rankings
-        order = np.lexsort((documents, -scores), axis=-1)
-        lengths = (scores > 0).sum(axis=-1).tolist()
-        best_rows = np.take_along_axis(documents, order, axis=-1).tolist()
-        best_scores = np.take_along_axis(scores, order, axis=-1).tolist()
-        for rows, values, n in zip(best_rows, best_scores, lengths, strict=True):
-            rankings.append(self.ranking(rows[:n], values[:n]))
         return rankings
 
     def _best(

@@ -22,7 +22,7 @@ from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.engines.bm25 import make_analyzer
-from leret.retrieval.index.documents import DocumentTable, MappedDocuments
+from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine
 
 _FOLDER = "tantivy"
@@ -153,7 +153,7 @@ class TantivyIndex(IndexEngine):
             )
         progress.finish()
 
-    def open(self, directory: Path, documents: MappedDocuments) -> Tantivy:
+    def open(self, directory: Path, documents: DocumentTable) -> Tantivy:
         tantivy = import_optional("tantivy", "tantivy", "tantivy")
         try:
             index = tantivy.Index.open(str(directory / _FOLDER))

@@ -105,14 +105,9 @@ class FaissStore(VectorStore):
         return int(self._index.ntotal)
 
 
-STORES: dict[str, type[VectorStore]] = {"flat": FaissStore, "hnsw": FaissStore}
-"""Store classes by `retriever.store`, besides those on the shelf."""
-
-
 def store_class(settings: DenseSettings) -> type[VectorStore]:
     """Return the store class of `retriever.store`."""
-    name = settings.store
-    if name in settings.stores_on_shelf:
-        store: type[VectorStore] = resolve_name(settings.stores_on_shelf[name])
-        return store
-    return STORES[name]
+    if settings.store not in settings.stores_on_shelf:
+        return FaissStore
+    store: type[VectorStore] = resolve_name(settings.stores_on_shelf[settings.store])
+    return store

@@ -16,11 +16,11 @@ from leret.core.progress import Progress
 from leret.core.runs import installed_version
 from leret.core.types import digest as digest_of
 from leret.retrieval.base import Documents, Retriever
-from leret.retrieval.index.documents import MappedDocuments, write_documents
+from leret.retrieval.index.documents import DocumentTable, write_documents
 
 MANIFEST = "manifest.json"
 
-_FORMAT = 2
+_FORMAT = 3
 _REWRITTEN = frozenset({"chroma"})
 """Folders that Chroma changes when it opens them, so the manifest does not list their files."""
 
@@ -60,7 +60,7 @@ class IndexEngine(Protocol):
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Write the engine's files to a directory."""
 
-    def open(self, directory: Path, documents: MappedDocuments) -> Retriever:
+    def open(self, directory: Path, documents: DocumentTable) -> Retriever:
         """Open an index.
 
         Raise RetrievalError if a file is missing, broken, or does not match the documents.
@@ -225,12 +225,12 @@ def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
     return read_manifest(directory)
 
 
-def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> MappedDocuments:
+def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> DocumentTable:
     """Open the documents of an index.
 
     Raise RetrievalError if the manifest does not match the documents or engine.
     """
-    documents = MappedDocuments(directory, manifest.corpus)
+    documents = DocumentTable.open(directory, manifest.corpus)
     problem = None
     if len(documents) != manifest.documents:
         problem = f"it lists {manifest.documents} documents, but the index has {len(documents)}"

@@ -8,7 +8,7 @@ from leret.core.progress import Progress
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.tantivy import TantivyIndex
-from leret.retrieval.index.documents import InMemoryDocuments
+from leret.retrieval.index.documents import DocumentTable
 
 pytest.importorskip("tantivy", reason="tantivy is not installed")
 
@@ -21,7 +21,7 @@ def corpus(*texts):
 
 def build(documents, directory):
     ENGINE.write(documents, directory, Progress())
-    return ENGINE.open(directory, InMemoryDocuments(documents))
+    return ENGINE.open(directory, DocumentTable.of(documents))
 
 
 def test_scores_follow_the_formula_and_repeated_words_count(tmp_path):

@@ -1,10 +1,9 @@
-import numpy as np
 import pytest
 
 from leret.core.errors import RetrievalError
 from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
-from leret.retrieval.index.documents import InMemoryDocuments, MappedDocuments, write_documents
+from leret.retrieval.index.documents import DocumentTable, write_documents
 
 CORPUS = Corpus([Document("é", "", "a\ud800b"), Document("b\0", "Title", ""), Document("c", "T", "x" * 99)])
 
@@ -16,7 +15,7 @@ def folder(tmp_path):
 
 
 def test_documents_are_read_as_written(folder):
-    mapped, memory = MappedDocuments(folder, CORPUS.digest), InMemoryDocuments(CORPUS)
+    mapped, memory = DocumentTable.open(folder, CORPUS.digest), DocumentTable.of(CORPUS)
     assert list(mapped) == list(CORPUS)
     assert len(mapped) == 3
     first, last = Passage("c", "T", "x" * 99, 2.0), Passage("é", "", "a\ud800b", 1.0)
@@ -24,23 +23,18 @@ def test_documents_are_read_as_written(folder):
         assert table.passages([2, 0], [2.0, 1.0]) == (first, last)
 
 
-@pytest.mark.parametrize(("place", "value", "match"), [(3, 0, "npy are not sorted"), (0, 1, "match"), (-1, 5, "match")])
-def test_mismatched_files_are_refused(folder, place, value, match):
-    starts = np.load(folder / "documents.npy")
-    starts[place] = value
-    np.save(folder / "documents.npy", starts)
-    with pytest.raises(RetrievalError, match=match):
-        MappedDocuments(folder, CORPUS.digest)
+def test_a_cut_file_is_refused(folder):
+    path = folder / "documents.arrow"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RetrievalError, match="cannot read the documents"):
+        DocumentTable.open(folder, CORPUS.digest)
 
 
 def test_parents_are_read_as_written_and_older_indexes_have_none(tmp_path, folder):
     corpus = Corpus([Document("a#0", "", "x", "a"), Document("b", "", "y"), Document("a#1", "", "z", "a")])
     write_documents(corpus, tmp_path / "chunks")
-    mapped = MappedDocuments(tmp_path / "chunks", corpus.digest)
+    mapped = DocumentTable.open(tmp_path / "chunks", corpus.digest)
     assert mapped.parents == corpus.parents
-    for table in (mapped, mapped, InMemoryDocuments(corpus)):
+    for table in (mapped, mapped, DocumentTable.of(corpus)):
         assert [passage.parent for passage in table.passages([2, 1, 0], [3.0, 2.0, 1.0])] == ["a", None, "a"]
-    assert (MappedDocuments(folder, "").parents, (folder / "parents.parquet").exists()) == ({}, False)
-    (folder / "parents.parquet").write_bytes((tmp_path / "chunks/parents.parquet").read_bytes()[:-9])
-    with pytest.raises(RetrievalError, match="cannot read the documents"):
-        MappedDocuments(folder, CORPUS.digest)
+    assert DocumentTable.open(folder, "").parents == {}

@@ -70,7 +70,7 @@ def fit(harm):
 DATA, WORDS, MANIFEST = "data.csc.index.npy", "vocab.index.json", "manifest.json"
 BROKEN = {
     "no manifest": (lambda d: (d / MANIFEST).unlink(), "is not an index"),
-    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "format 9 instead of 2"),
+    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "format 9 instead of 3"),
     "no vocabulary": (lambda d: (d / WORDS).unlink(), "is missing.*build it again"),
     "word past the end": (fit(reword("11", "99")), "do not match"),
     "other weights": (change("data", 0, np.nan), f"{DATA} has changed"),
