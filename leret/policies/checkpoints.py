@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +12,7 @@ from typing import Any
 
 from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
-from leret.core.bundled import MINILM, POLICIES, SHIPPED, minilm_directory, policy_path
+from leret.core.bundled import MINILM, POLICIES, minilm_directory, policy_path
 from leret.core.classes import source_digest
 from leret.core.errors import MissingDependency, PolicyError, reason
 from leret.core.files import file_digest
@@ -52,7 +51,6 @@ PICKER_VERSION = 3
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
-_LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
 
 
@@ -60,7 +58,7 @@ def policy_directory(name: str | Path) -> Path | None:
     """Return the directory of a policy in `POLICIES`; None for other names."""
     if not isinstance(name, str) or name not in POLICIES:
         return None
-    return SHIPPED.get(name) or policy_path(name)
+    return policy_path(name)
 
 
 def find_model(name: str | Path) -> Path:
@@ -91,11 +89,6 @@ def find_model(name: str | Path) -> Path:
             f"({fault}); save it again as safetensors"
         )
     refuse_changed_weights(path)
-    if (path / "state.pt").is_file():  # deleted by the last step of a build
-        _LOG.warning(
-            "the build of %s was stopped before its end; run `python -m models` again to continue",
-            path,
-        )
     return path
 
 
