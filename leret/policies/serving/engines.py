@@ -7,12 +7,10 @@ from the policy's distribution.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leret.core.errors import ConfigError, PolicyError
 from leret.policies.serving.model import ServedModel
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -104,24 +102,6 @@ SERVERS = {
         takes_adapters=False,
     ),
 }
-
-
-def find_executable(
-    kind: ServerKind, executable: str | None, environment: Mapping[str, str]
-) -> str:
-    """Return the server's executable: from the argument, the variable, or PATH."""
-    named = executable or environment.get(kind.variable)
-    path = shutil.which(named or kind.executable, path=environment.get("PATH"))
-    if path is not None:
-        return path
-    if named is None:
-        raise PolicyError(
-            f"{kind.executable} is not on PATH; install it ({kind.install}), or set --executable "
-            f"or {kind.variable} to its path"
-        )
-    origin = "--executable" if executable else kind.variable
-    fault = "cannot be executed" if Path(named).exists() else "does not exist"
-    raise ConfigError(f"{origin} {named} {fault}; install {kind.name}: {kind.install}")
 
 
 def has_gpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.policy import OpenAIPolicySettings
-from leret.core.errors import ConfigError, PolicyError
+from leret.core.errors import ConfigError
 from leret.http.endpoints import ApiKey
 from leret.policies.serving.engines import (
     SERVERS,
     Listening,
     ServerKind,
-    find_executable,
     has_gpu,
     without_repeats,
 )
@@ -97,7 +96,7 @@ def plan(
     """Return the command, environment and address of a server for this model.
 
     Engine arguments in ``extra`` override leret's. ``merge`` serves an adapter as full weights.
-    ``dry`` is for display: it merges no weights and allows a missing executable.
+    ``dry`` is for display: it merges no weights.
     """
     kind = SERVERS[engine]
     for argument in extra:
@@ -107,12 +106,7 @@ def plan(
                 f"{argument}: leret sets this option; use `leret serve {ours}`, before the --"
             )
     gpu = has_gpu(environment)
-    try:
-        program = find_executable(kind, executable, environment)
-    except (ConfigError, PolicyError):
-        if not dry:
-            raise
-        program = executable or environment.get(kind.variable) or kind.executable
+    program = executable or environment.get(kind.variable) or kind.executable
     if served.adapter is not None and (merge or not kind.takes_adapters):
         served = (
             ServedModel(served.name, str(merged_directory(served.adapter)))
@@ -149,7 +143,9 @@ def run_server(
     with _bound(plan.at.host, plan.at.port):
         pass  # raise if the port is in use: another server would answer our requests
     began = time.monotonic()
-    server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
+    log = log or _new_log(plan.served.name)
+    advice = f"install it: {plan.kind.install}; or set --executable or {plan.kind.variable}"
+    server = ServerProcess(plan.command, environment, log, key, advice)
     try:
         tell(f"log: {server.log}")
         wait_until_ready(server, plan.settings, timeout_s=timeout_s, tell=tell)

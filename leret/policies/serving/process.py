@@ -36,9 +36,17 @@ class ServerProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        key: ApiKey,
+        advice: str = "check that the program is executable",
     ) -> None:
-        """Start the process; raise PolicyError if the program or the log cannot be opened."""
+        """Start the process; raise PolicyError if the program or the log cannot be opened.
+
+        ``advice`` says in that error what to do about the program.
+        """
         self.log, self.key = log, key
         # Look it up before the fork: few calls are safe between fork and exec.
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
@@ -59,8 +67,8 @@ class ServerProcess:
                 )
         except OSError as error:
             raise PolicyError(
-                f"cannot open {error.filename or command[0]} ({error.strerror}); check that the "
-                f"program is executable, and that {self.log.parent} is writable"
+                f"cannot open {error.filename or command[0]} ({error.strerror}); {advice}; "
+                f"{self.log.parent} must be writable"
             ) from error
 
     def exit_code(self) -> int | None:

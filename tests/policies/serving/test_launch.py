@@ -101,8 +101,8 @@ def test_no_server_outlives_leret(serve, stop):
 @pytest.mark.parametrize(
     ("arguments", "environment", "says"),
     [
-        ("demo", {"PATH": "/nowhere"}, "vllm is not on PATH; install it (`pip install vllm`"),
-        (f"demo --executable {__file__}", {}, "cannot be executed"),
+        ("demo --port 0", {"PATH": "/nowhere"}, "cannot open vllm (No such file or directory); install it: `pip"),
+        (f"demo --port 0 --executable {__file__}", {}, "(Permission denied); install it"),
         ("/no/such/policy", {}, "policy /no/such/policy does not exist"),
         ("demo --name a:b", {}, "--name 'a:b'"),
     ],
