@@ -38,7 +38,7 @@ from leret.http.endpoints import (
 if TYPE_CHECKING:
     import aiohttp
 
-    from leret.http.usage import UsageMeter
+    from leret.http.usage import FaultMeter
 
 _LOG = logging.getLogger("leret")
 
@@ -133,7 +133,6 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    seconds: float = 0.0  # from sending the request to the end of the answer
 
     @property
     def text(self) -> str:
@@ -200,7 +199,7 @@ class Client:
         retry_for_s: float = 300.0,
         concurrency: int = 32,
         rate: RateLimit | None = None,
-        meter: UsageMeter | None = None,
+        meter: FaultMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -271,7 +270,7 @@ class Client:
                 why = f"{failure}; gave up after {attempts}; {advice}, then run again"
                 raise RetryableError(why, failure.kind, failure.wait_s) from failure
             if self._meter is not None:
-                self._meter.retried()
+                self._meter.count("retries")
             if failure.kind == "timeout":
                 _tell_slow(self.urls, self._setting, timeout_s or self._timeout_s)
             _LOG.info("%s; attempt %d in %.3g s", failure, n + 1, wait_s)
@@ -308,7 +307,7 @@ class Client:
                     if error.kind == "timeout":
                         await local.slots.timed_out(sent)
                 if self._meter is not None:
-                    self._meter.fault(error.kind)
+                    self._meter.count(f"fault_{error.kind}")
                 raise
             finally:
                 endpoint.n_in_flight -= 1
@@ -348,7 +347,6 @@ async def _by_aiohttp(
     from yarl import URL
 
     url = base + call.path
-    began = time.monotonic()
     body = bytearray()
     query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
     # UTF-8 cannot encode lone surrogates: escape them in JSON, replace them in form data.
@@ -369,8 +367,7 @@ async def _by_aiohttp(
                     raise RejectedError(
                         f"{url} sent more than {MAX_BYTES} bytes; request less per call", 200
                     ).failed()
-            seconds = time.monotonic() - began
-            return Answer(url, response.status, response.headers, bytes(body), seconds)
+            return Answer(url, response.status, response.headers, bytes(body))
     except (aiohttp.ClientError, ConnectionError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise RetryableError(f"{url} cannot be reached ({cause})", "connection") from error

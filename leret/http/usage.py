@@ -1,4 +1,4 @@
-"""Usage of a policy: calls, tokens, errors by kind, latencies, cost."""
+"""Usage of a policy: calls, tokens, latencies, cost, and failed attempts by kind."""
 
 from __future__ import annotations
 
@@ -84,28 +84,20 @@ class Usage:
         return counts
 
 
-class UsageMeter(Usage):
-    """Usage, retries and errors of a policy. Prices are per million tokens."""
+class FaultMeter:
+    """Thread-safe counts of a served policy: ``retries``, and ``fault_KIND`` by kind of error."""
 
-    def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
-        super().__init__()
-        self._prices = price_prompt, price_completion
-        self._retries = 0
-        self._faults: Counter[str] = Counter()
+    def __init__(self) -> None:
+        self._counts = Counter(retries=0)
+        self._lock = threading.Lock()
 
-    def fault(self, kind: str) -> None:
-        with self.lock:
-            self._faults[kind] += 1
+    def count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
 
-    def retried(self) -> None:
-        with self.lock:
-            self._retries += 1
-
-    def snapshot(self) -> dict[str, float]:
-        """Return the current `Usage.facts`, ``retries``, and ``fault_KIND`` by kind of error."""
-        with self.lock:
-            counts = self.facts(self._prices) | {"retries": self._retries}
-            return counts | {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
+    def snapshot(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
 
 
 class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
@@ -146,13 +138,13 @@ class UsageEvents:
         self._run = run
         self._usage = usage
         meter = getattr(policy, "meter", None)
-        self._snapshot: Callable[[], Mapping[str, float]] = getattr(meter, "snapshot", dict)
+        self._snapshot: Callable[[], dict[str, int]] = getattr(meter, "snapshot", dict)
         self._searches = searches
         self._facts: dict[str, float | int | str] = {}
         self._facts_at = -_FACTS_S
 
     def account(self) -> dict[str, Any]:
-        endpoint = {name: round(value, 6) for name, value in self._snapshot().items()}
+        endpoint = self._snapshot()
         return {
             "seconds": round(time.monotonic() - self._began, 3),
             **self._usage.total,
@@ -166,7 +158,7 @@ class UsageEvents:
         now = time.monotonic()
         if now - self._facts_at >= _FACTS_S:
             total = self._usage.total
-            retries = int(self._snapshot().get("retries", 0))
+            retries = self._snapshot().get("retries", 0)
             self._facts_at = now
             self._facts = {"calls": total["calls"]}
             self._facts["tokens"] = f"{total['prompt_tokens']:,}+{total['completion_tokens']:,}"

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from leret.core.runs import Run
-from leret.http.usage import UsageByPrompt, UsageEvents, UsageMeter
+from leret.http.usage import Usage, UsageByPrompt, UsageEvents
 
-ENDPOINT = {"calls": 3, "retries": 2, "latency_p50_s": 0.25}
+ENDPOINT = {"retries": 2, "fault_timeout": 3}
 METERED = SimpleNamespace(meter=SimpleNamespace(snapshot=lambda: ENDPOINT))
 SEARCHES = {"asked": 3, "searched": 2}
 
@@ -45,14 +45,14 @@ def test_account_is_written_after_a_failure(run):
 
 
 def test_percentiles_are_right_to_five_percent():
-    rng, meter = random.Random(0), UsageMeter()
+    rng, usage = random.Random(0), Usage()
     values = [rng.lognormvariate(-2, 1) for _ in range(2000)]
     for value in values:
-        meter.answered(value)
+        usage.answered(value)
     for percent in (50, 90, 99):
         exact = sorted(values)[int(len(values) * percent / 100)]
-        assert meter.snapshot()[f"latency_p{percent}_s"] == pytest.approx(exact, rel=0.06)
+        assert usage.facts((0.0, 0.0))[f"latency_p{percent}_s"] == pytest.approx(exact, rel=0.06)
     for value in (0.0, -1.0, 1e9):
-        meter.answered(value)
-    assert meter.snapshot()["calls"] == 2003
-    assert "cost" not in meter.snapshot(), "no price was given"
+        usage.answered(value)
+    assert usage.facts((0.0, 0.0))["calls"] == 2003
+    assert "cost" not in usage.facts((0.0, 0.0)), "no price was given"

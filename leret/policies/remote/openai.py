@@ -26,7 +26,7 @@ from leret.http.client import (
     one_line,
 )
 from leret.http.endpoints import ApiKey
-from leret.http.usage import UsageMeter
+from leret.http.usage import FaultMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.chat_template import before_stop
 from leret.policies.remote.refusals import TEMPLATE, TOO_LONG, UNFINISHED, refusals_of
@@ -84,7 +84,7 @@ class OpenAIPolicy(SharedInstance):
             if body
             else digest(settings.kind, settings.model)
         )
-        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
+        self.meter = FaultMeter()
         self.client = client_of(settings, "policy", self.meter)
         tokens = settings.model_copy(update={"logprobs": True})
         self._extensions = {  # by `Request.logprobs`
@@ -221,9 +221,7 @@ class OpenAIPolicy(SharedInstance):
         if request.stop:
             body["stop"] = list(request.stop)
         shape = (*body, request.temperature, request.top_p)
-        reader = partial(
-            read, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter
-        )
+        reader = partial(read, n=n, max_tokens=request.max_tokens, stop=request.stop)
         if shape in self._shapes:
             return await self.client.request(Call("POST", "/chat/completions", json=body), reader)
         answer = await self._refusals.send(body, partial(self._post, reader))
@@ -256,7 +254,7 @@ def _model_names(answer: Answer) -> list[str]:
 def client_of(
     settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings,
     section: str,
-    meter: UsageMeter | None = None,
+    meter: FaultMeter | None = None,
 ) -> Client:
     """Return a client of the servers that a section of a recipe names."""
     return Client(
@@ -288,7 +286,6 @@ def completions_of(
     n: int,
     max_tokens: int | None,
     stop: Sequence[str] = (),
-    meter: UsageMeter | None = None,
 ) -> list[Completion]:
     """Return the completions in an answer, in the order of their index.
 
@@ -346,9 +343,6 @@ def completions_of(
                 ids = logprobs = None  # they include the tokens after the stop string
             text = before_stop(text, stop)
         completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
-    if meter is not None:
-        n_tokens = sum(completion.n_completion_tokens for completion in completions)
-        meter.answered(answer.seconds, n_prompt, n_tokens, n)
     return completions
 
 

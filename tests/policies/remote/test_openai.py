@@ -75,16 +75,13 @@ def test_without_n_each_sample_is_a_request_with_a_seed(server):
     assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
-def test_the_meter_counts_tokens_and_cost():
+def test_prompts_at_once_share_one_probe():
     async def work(policy):
         await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
-        return policy.meter.snapshot()
 
     server = ChatServer()
-    usage = run(server, work, price_prompt=2.0, price_completion=4.0)
-    assert len(server.bodies) == 11  # prompts at once share one probe
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["completions"]) == (50, 40, 20)
-    assert usage["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
+    run(server, work)
+    assert len(server.bodies) == 11
 
 
 def test_together_has_its_request_keys_and_model_list(monkeypatch):
