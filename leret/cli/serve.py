@@ -58,9 +58,6 @@ def policy(
     executable: Annotated[
         str | None, typer.Option(help="Engine executable.", show_default="from PATH")
     ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge an adapter into its base model first.")
-    ] = False,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VAR", help="Variable with the API key for clients.")
     ] = None,
@@ -86,9 +83,7 @@ def policy(
         at,
         executable=executable,
         extra=extra or (),
-        merge=merge,
         api_key_env=api_key_env,
-        dry=dry,
     )
     say(planned.line)
     if not dry:

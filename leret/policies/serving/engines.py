@@ -47,7 +47,7 @@ class ServerKind:
     cpu_environment: Mapping[str, str] = field(
         default_factory=dict
     )  # further defaults without a GPU
-    takes_adapters: bool = True  # False: adapters must be merged into full weights first
+    takes_adapters: bool = True
 
     @property
     def variable(self) -> str:

@@ -26,12 +26,7 @@ from leret.policies.serving.engines import (
     has_gpu,
     without_repeats,
 )
-from leret.policies.serving.model import (
-    ServedModel,
-    merge_adapter,
-    merged_directory,
-    resolve_policy,
-)
+from leret.policies.serving.model import ServedModel, resolve_policy
 from leret.policies.serving.process import ServerProcess, wait_until_ready
 
 _HOST = "127.0.0.1"
@@ -88,15 +83,12 @@ def plan(
     *,
     executable: str | None = None,
     extra: Sequence[str] = (),
-    merge: bool = False,
     api_key_env: str | None = None,
-    dry: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ServerPlan:
     """Return the command, environment and address of a server for this model.
 
-    Engine arguments in ``extra`` override leret's. ``merge`` serves an adapter as full weights.
-    ``dry`` is for display: it merges no weights.
+    Engine arguments in ``extra`` override leret's.
     """
     kind = SERVERS[engine]
     for argument in extra:
@@ -107,11 +99,10 @@ def plan(
             )
     gpu = has_gpu(environment)
     program = executable or environment.get(kind.variable) or kind.executable
-    if served.adapter is not None and (merge or not kind.takes_adapters):
-        served = (
-            ServedModel(served.name, str(merged_directory(served.adapter)))
-            if dry
-            else merge_adapter(served)
+    if served.adapter is not None and not kind.takes_adapters:
+        raise ConfigError(
+            f"{engine} cannot serve an adapter; run `leret merge {served.adapter} --out DIR`, and "
+            "serve DIR"
         )
     command = without_repeats(kind.arguments(served, at, gpu), extra)
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}

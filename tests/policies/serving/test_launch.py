@@ -22,7 +22,7 @@ from tests.policies.serving.conftest import gone
 def dry(*extra, weights="/m", **environment):
     environment = {"PATH": "/nowhere", "CUDA_VISIBLE_DEVICES": ""} | environment
     at = Listening("127.0.0.1", 8123)
-    return plan(ServedModel("m", weights), "vllm", at, extra=extra, dry=True, environment=environment)
+    return plan(ServedModel("m", weights), "vllm", at, extra=extra, environment=environment)
 
 
 def test_arguments_and_environment_of_the_user_win():
