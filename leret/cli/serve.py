@@ -71,7 +71,7 @@ def policy(
 ) -> None:
     """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""
     from leret.core.runs import Run
-    from leret.policies.serving.engines import Listening
+    from leret.http.endpoints import Listening
     from leret.policies.serving.launch import free_port, plan
     from leret.policies.serving.model import resolve_policy
 

@@ -11,25 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leret.http.endpoints import Listening
 from leret.policies.serving.model import ServedModel
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Address that a server listens on."""
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """Base URL for clients on this machine, without /v1."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        if ":" in host and "[" not in host:
-            host = f"[{host}]"
-        return f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

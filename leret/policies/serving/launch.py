@@ -18,10 +18,9 @@ from typing import Any
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import ConfigError
-from leret.http.endpoints import ApiKey
+from leret.http.endpoints import ApiKey, Listening
 from leret.policies.serving.engines import (
     SERVERS,
-    Listening,
     ServerKind,
     has_gpu,
     without_repeats,

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import ConfigError
-from leret.policies.serving.engines import Listening, has_gpu
+from leret.http.endpoints import Listening
+from leret.policies.serving.engines import has_gpu
 from leret.policies.serving.launch import plan
 from leret.policies.serving.model import ServedModel
 
@@ -44,11 +45,6 @@ def test_the_command_line(engine, served, gpu, command, monkeypatch):
 def test_tgi_takes_an_adapter_only_merged():
     with pytest.raises(ConfigError, match=f"leret merge {LORA} --out DIR"):
         planned(ADAPTER, "tgi")
-
-
-def test_the_url_is_for_clients_of_this_machine():
-    for host, url in {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "node7": "node7"}.items():
-        assert Listening(host, 80).url == f"http://{url}:80"
 
 
 def test_a_gpu_is_detected_unless_hidden(tmp_path):

@@ -13,7 +13,7 @@ from leret.cli.app import app
 from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError
-from leret.policies.serving.engines import Listening
+from leret.http.endpoints import Listening
 from leret.policies.serving.launch import plan, run_server
 from leret.policies.serving.model import ServedModel
 from tests.policies.serving.conftest import gone

@@ -1,7 +1,7 @@
 import pytest
 
 from leret.core.errors import PolicyError
-from leret.policies.serving.engines import Listening
+from leret.http.endpoints import Listening
 from leret.policies.serving.launch import plan, run_server
 from leret.policies.serving.model import ServedModel
 from tests.policies.serving.conftest import gone
