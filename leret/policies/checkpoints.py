@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from leret.core.files import file_digest
 from leret.core.runs import Run
 from leret.core.types import digest
 
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = (
     "config.json",
@@ -74,29 +74,19 @@ def find_model(name: str | Path) -> Path:
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        pickled = _file_names(path, _PICKLES)
+        pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
         only = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
         raise PolicyError(
             f"{path} has no *.safetensors{only}; save it with "
             "save_pretrained(safe_serialization=True)"
         )
     _check_whole(weights)
-    pickled = [file for file in _file_names(path, ["*.bin"]) if file != "training_args.bin"]
-    if is_adapter and (pickled or path / "adapter_model.safetensors" not in weights):
-        fault = ", ".join(pickled[:3]) or "adapter_model.safetensors is missing"
+    if is_adapter and path / "adapter_model.safetensors" not in weights:
         raise PolicyError(
-            f"{path}: an adapter must have adapter_model.safetensors and no pickled weights "
-            f"({fault}); save it again as safetensors"
+            f"{path}: adapter_model.safetensors is missing; save the adapter again as safetensors"
         )
     refuse_changed_weights(path)
     return path
-
-
-def _file_names(path: Path, patterns: Iterable[str]) -> list[str]:
-    names: list[str] = []
-    for pattern in patterns:
-        names += [file.name for file in path.glob(pattern)]
-    return sorted(names)
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:

@@ -95,8 +95,6 @@ class OpenAIPolicy(SharedInstance):
 
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
-        if not seeds:
-            raise PolicyError("the request has no seeds; pass one seed per completion")
         try:
             if len(seeds) == 1:
                 completions = await self._ask(request, seeds)
