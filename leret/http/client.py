@@ -180,7 +180,7 @@ class Client:
 
     Args:
         setting: section of the recipe, ``policy`` or ``retriever``; used in messages.
-        secret: another key sent in requests; like ``key``, it is removed from messages.
+        key: sent in a header; it is removed from messages.
         timeout_s: timeout of each attempt.
         retry_for_s: retries end this many seconds after the request or a later answer of any
             server; 0 means no retry.
@@ -194,7 +194,6 @@ class Client:
         *,
         setting: str,
         key: ApiKey | None = None,
-        secret: ApiKey | None = None,
         timeout_s: float = 60.0,
         retry_for_s: float = 300.0,
         concurrency: int = 32,
@@ -206,7 +205,6 @@ class Client:
         self.urls = checked_urls(urls, f"{setting}.urls")
         self._setting = setting
         self.key = key or ApiKey()
-        self._secret = secret or ApiKey()
         self._advice = {
             True: f"fix the key (api_key_env or token_env of the {setting})",
             False: f"fix {setting}.urls or other {setting} settings",
@@ -301,7 +299,7 @@ class Client:
                         f"an answer in an unexpected format ({one_line(repr(error))})"
                     ) from error
             except HttpError as error:
-                error.args = (self._secret.redact(self.key.redact(str(error))),)
+                error.args = (self.key.redact(str(error)),)
                 if isinstance(error, RetryableError):
                     local.pool.failed(endpoint, sent, error.kind, error.wait_s)
                     if error.kind == "timeout":

@@ -163,9 +163,9 @@ def test_requests_in_flight_and_their_rate_are_limited():
 @pytest.mark.parametrize("status", [200, 401, 500])
 def test_repeated_secret_is_in_no_message(status, caplog):
     caplog.set_level(logging.DEBUG)
-    told = web.json_response({"message": f"bad key: {SECRET}, other", "pad": "x" * 250 + SECRET}, status=status)
-    with pytest.raises((RetryableError, RejectedError), match=r"bad key: \[key\], \[key\]") as caught:
-        run([Echo([told] * 99)], key=ApiKey(SECRET), secret=ApiKey("other"), retry_for_s=9.0)
+    told = web.json_response({"message": f"bad key: {SECRET}", "pad": "x" * 250 + SECRET}, status=status)
+    with pytest.raises((RetryableError, RejectedError), match=r"bad key: \[key\]") as caught:
+        run([Echo([told] * 99)], key=ApiKey(SECRET), retry_for_s=9.0)
     cause = caught.value
     while cause is not None:
         assert SECRET[:8] not in repr(cause) + repr(vars(cause))
