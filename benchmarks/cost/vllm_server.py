@@ -187,7 +187,7 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     )
     print(planned.line, flush=True)
     with run_server(planned, tell=lambda text: print(text, flush=True)):
-        yield at.url, planned.model
+        yield at.url, planned.served.name
 
 
 def measured(
