@@ -65,18 +65,15 @@ class InstantServer:
         raw = await request.read()
         body = json.loads(raw)
         name = blake2b(raw, digest_size=8).hexdigest()
-        probe = body.get("max_tokens") == 1
-        if self.count and not probe:
+        if self.count:
             self.asked[name] += 1
         answer = completion(body, name, named=self.count)
         if self.faults and self.rng.random() < self.faults:
             fault = self.rng.choice(FAULTS)
-            # To the sampler, a wrong number of choices for its probe means that the server ignores n.
-            if not (probe and fault in {"wrong n", "empty"}):
-                self.failed[fault] += 1
-                return await self.fail(fault, request, answer)
-        self.n_answered += not probe
-        if self.count and not probe:
+            self.failed[fault] += 1
+            return await self.fail(fault, request, answer)
+        self.n_answered += 1
+        if self.count:
             self.answered[name] += 1
         return reply(answer)
 

@@ -37,7 +37,7 @@ from leret.cli.app import prepare
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
-from leret.policies.serving.engines import Listening
+from leret.http.endpoints import Listening
 from leret.policies.serving.launch import free_port, plan, run_server
 from leret.policies.serving.model import resolve_policy
 from leret.programs.prompts import Prompt
@@ -187,7 +187,7 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
     )
     print(planned.line, flush=True)
     with run_server(planned, tell=lambda text: print(text, flush=True)):
-        yield at.url, planned.model
+        yield at.url, planned.served.name
 
 
 def measured(

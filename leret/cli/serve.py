@@ -58,9 +58,6 @@ def policy(
     executable: Annotated[
         str | None, typer.Option(help="Engine executable.", show_default="from PATH")
     ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge an adapter into its base model first.")
-    ] = False,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VAR", help="Variable with the API key for clients.")
     ] = None,
@@ -74,7 +71,7 @@ def policy(
 ) -> None:
     """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""
     from leret.core.runs import Run
-    from leret.policies.serving.engines import Listening
+    from leret.http.endpoints import Listening
     from leret.policies.serving.launch import free_port, plan
     from leret.policies.serving.model import resolve_policy
 
@@ -86,9 +83,7 @@ def policy(
         at,
         executable=executable,
         extra=extra or (),
-        merge=merge,
         api_key_env=api_key_env,
-        dry=dry,
     )
     say(planned.line)
     if not dry:

@@ -350,7 +350,8 @@ class EngineLM(dspy.LM):
     def __init__(
         self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any
     ) -> None:
-        engines = {"engine": _Engine(answer), "async_engine": _AsyncEngine(answer)}
+        engine = _Engine(answer)
+        engines = {"engine": engine, "async_engine": AsyncEngine(engine)}
         super().__init__(f"leret/{name}", cache=False, num_retries=0, **engines, **settings)
 
 
@@ -388,6 +389,9 @@ class _Engine(SharedInstance):
     def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:
         self.complete = answer
 
+    async def acomplete(self, request: lm15.Request) -> lm15.Response:
+        return self.complete(request)
+
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         yield from lm15.response_to_events(self.complete(request))
 
@@ -395,12 +399,22 @@ class _Engine(SharedInstance):
         """Do nothing; the engine holds no resources."""
 
 
-class _AsyncEngine(SharedInstance):
-    def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:
-        self._answer = answer
+class AsyncEngine(SharedInstance):
+    """Async interface of an engine that has the coroutine function ``acomplete``."""
 
-    async def complete(self, request: lm15.Request) -> lm15.Response:
-        return self._answer(request)
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.complete = engine.acomplete
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.engine,)
+
+    async def stream(self, request: lm15.Request) -> Any:
+        for event in lm15.response_to_events(await self.complete(request)):
+            yield event
+
+    async def aclose(self) -> None:
+        """Do nothing: the owner of the engine closes it."""
 
 
 class _MutedStream(io.TextIOBase):

@@ -56,6 +56,13 @@ class PubMedSettings(SiteSettings):
     )
 
 
+class ParameterKey(ApiKey):
+    """A key that is sent as a request parameter."""
+
+    def headers(self) -> dict[str, str]:
+        return {}
+
+
 class PubMed(CallableRetriever, SharedInstance):
     """Search PubMed.
 
@@ -71,7 +78,9 @@ class PubMed(CallableRetriever, SharedInstance):
         self._settings = settings
         self._key = os.environ.get(settings.api_key_env or "", "").strip() or None
         rate = shared_rate(settings.url, 10.0 if self._key else 3.0)
-        self._client = SearchClient([settings.url], settings, secret=ApiKey(self._key), rate=rate)
+        self._client = SearchClient(
+            [settings.url], settings, key=ParameterKey(self._key), rate=rate
+        )
         self.close = self._client.close
         self.site: Site[tuple[str, ...]] = Site(
             "PubMed", _MOST, self._client, self._search, (), _SYNTAX

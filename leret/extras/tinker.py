@@ -28,6 +28,7 @@ from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import load_tokenizer, model_digest, read_model_json
 from leret.policies.load import PolicyKind
 from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.local.model import stop_ids
 
 TINKER_RECORD = "tinker.json"
 """Name of the file with a policy's base model and the paths of its weights on the server."""
@@ -255,14 +256,14 @@ class TinkerPolicy(SharedInstance):
         )
 
 
-def _end_ids(source: Path) -> Any:
-    """Return the end tokens in a model's generation settings; None if there are none."""
+def _end_ids(source: Path) -> Sequence[int]:
+    """Return the end tokens in a model's generation settings."""
     from transformers import GenerationConfig
 
     try:
-        return GenerationConfig.from_pretrained(source).eos_token_id
+        return stop_ids(GenerationConfig.from_pretrained(source))
     except OSError:
-        return None
+        return ()
 
 
 async def _probe(settings: TinkerPolicySettings) -> None:

@@ -38,7 +38,7 @@ from leret.http.endpoints import (
 if TYPE_CHECKING:
     import aiohttp
 
-    from leret.http.usage import UsageMeter
+    from leret.http.usage import FaultMeter
 
 _LOG = logging.getLogger("leret")
 
@@ -133,7 +133,6 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
-    seconds: float = 0.0  # from sending the request to the end of the answer
 
     @property
     def text(self) -> str:
@@ -181,7 +180,7 @@ class Client:
 
     Args:
         setting: section of the recipe, ``policy`` or ``retriever``; used in messages.
-        secret: another key sent in requests; like ``key``, it is removed from messages.
+        key: sent in a header; it is removed from messages.
         timeout_s: timeout of each attempt.
         retry_for_s: retries end this many seconds after the request or a later answer of any
             server; 0 means no retry.
@@ -195,19 +194,17 @@ class Client:
         *,
         setting: str,
         key: ApiKey | None = None,
-        secret: ApiKey | None = None,
         timeout_s: float = 60.0,
         retry_for_s: float = 300.0,
         concurrency: int = 32,
         rate: RateLimit | None = None,
-        meter: UsageMeter | None = None,
+        meter: FaultMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.urls = checked_urls(urls, f"{setting}.urls")
         self._setting = setting
         self.key = key or ApiKey()
-        self._secret = secret or ApiKey()
         self._advice = {
             True: f"fix the key (api_key_env or token_env of the {setting})",
             False: f"fix {setting}.urls or other {setting} settings",
@@ -271,7 +268,7 @@ class Client:
                 why = f"{failure}; gave up after {attempts}; {advice}, then run again"
                 raise RetryableError(why, failure.kind, failure.wait_s) from failure
             if self._meter is not None:
-                self._meter.retried()
+                self._meter.count("retries")
             if failure.kind == "timeout":
                 _tell_slow(self.urls, self._setting, timeout_s or self._timeout_s)
             _LOG.info("%s; attempt %d in %.3g s", failure, n + 1, wait_s)
@@ -302,13 +299,13 @@ class Client:
                         f"an answer in an unexpected format ({one_line(repr(error))})"
                     ) from error
             except HttpError as error:
-                error.args = (self._secret.redact(self.key.redact(str(error))),)
+                error.args = (self.key.redact(str(error)),)
                 if isinstance(error, RetryableError):
                     local.pool.failed(endpoint, sent, error.kind, error.wait_s)
                     if error.kind == "timeout":
                         await local.slots.timed_out(sent)
                 if self._meter is not None:
-                    self._meter.fault(error.kind)
+                    self._meter.count(f"fault_{error.kind}")
                 raise
             finally:
                 endpoint.n_in_flight -= 1
@@ -348,7 +345,6 @@ async def _by_aiohttp(
     from yarl import URL
 
     url = base + call.path
-    began = time.monotonic()
     body = bytearray()
     query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
     # UTF-8 cannot encode lone surrogates: escape them in JSON, replace them in form data.
@@ -369,8 +365,7 @@ async def _by_aiohttp(
                     raise RejectedError(
                         f"{url} sent more than {MAX_BYTES} bytes; request less per call", 200
                     ).failed()
-            seconds = time.monotonic() - began
-            return Answer(url, response.status, response.headers, bytes(body), seconds)
+            return Answer(url, response.status, response.headers, bytes(body))
     except (aiohttp.ClientError, ConnectionError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise RetryableError(f"{url} cannot be reached ({cause})", "connection") from error

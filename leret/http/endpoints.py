@@ -1,4 +1,4 @@
-"""A client's interchangeable servers, API keys, rate limits and requests in flight."""
+"""Addresses, a client's interchangeable servers, API keys, rate limits and requests in flight."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _ANSWERS_PER_SLOT = 4  # more would fill a slow server again within seconds
 _BLAMELESS = frozenset({"rate_limit", "incomplete"})  # failures that do not mean the server is down
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Address that a server listens on."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Base URL for clients on this machine, without /v1."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        if ":" in host and "[" not in host:
+            host = f"[{host}]"
+        return f"http://{host}:{self.port}"
 
 
 @dataclass(slots=True, eq=False)

@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from leret.core.errors import RetrievalError
+from leret.http.endpoints import Listening
 
 _LONGEST_LINE = 1 << 18  # maximum bytes of a request line, which includes the query of a GET
 _IDLE_S = 10.0  # seconds until a connection without a complete request head is closed
@@ -74,10 +75,7 @@ async def serve(
             except RuntimeError:
                 # only the main thread gets signals; in another thread, the caller sets ``stop``
                 break
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
-            host, f"[{host}]" if ":" in host else host
-        )
-        ready(f"http://{shown}:{listener.sockets[0].getsockname()[1]}")
+        ready(Listening(host, listener.sockets[0].getsockname()[1]).url)
         await stop.wait()
     finally:
         if listener is not None:

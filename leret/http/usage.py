@@ -1,4 +1,4 @@
-"""Usage of a policy: calls, tokens, errors by kind, latencies, cost."""
+"""Usage of a policy: calls, tokens, latencies, cost, and failed attempts by kind."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import math
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -26,11 +26,14 @@ _COUNTS = ("calls", "completions", "prompt_tokens", "completion_tokens", "failed
 
 @dataclass
 class Usage:
-    """Thread-safe counts. ``calls`` includes calls that failed after all retries.
+    """Thread-safe counts of a session. ``calls`` includes calls that failed after all retries.
 
-    Prompt tokens count once per call.
+    Prompt tokens count once per call. Latencies include waiting and retries. Prices are per million
+    tokens.
     """
 
+    price_prompt: float = 0.0
+    price_completion: float = 0.0
     calls: int = 0
     completions: int = 0
     prompt_tokens: int = 0
@@ -71,66 +74,34 @@ class Usage:
                 return float(f"{latency_s:.3g}")
         return 0.0
 
-    def facts(self, prices: tuple[float, float]) -> dict[str, float | int]:
+    def facts(self) -> dict[str, float | int]:
         """Return the counts, latency percentiles (if there are calls) and ``cost`` (if priced)."""
-        counts: dict[str, float | int] = {name: getattr(self, name) for name in _COUNTS}
-        if self.latencies:
-            for percent in (50, 90, 99):
-                counts[f"latency_p{percent}_s"] = self.percentile(percent)
-        if any(prices):
-            price_prompt, price_completion = prices
-            cost = self.prompt_tokens * price_prompt + self.completion_tokens * price_completion
+        with self.lock:
+            counts: dict[str, float | int] = {name: getattr(self, name) for name in _COUNTS}
+            if self.latencies:
+                for percent in (50, 90, 99):
+                    counts[f"latency_p{percent}_s"] = self.percentile(percent)
+        if self.price_prompt or self.price_completion:
+            cost = counts["prompt_tokens"] * self.price_prompt
+            cost += counts["completion_tokens"] * self.price_completion
             counts["cost"] = round(cost / 1e6, 6)
         return counts
 
 
-class UsageMeter(Usage):
-    """Usage, retries and errors of a policy. Prices are per million tokens."""
+class FaultMeter:
+    """Thread-safe counts of a served policy: ``retries``, and ``fault_KIND`` by kind of error."""
 
-    def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
-        super().__init__()
-        self._prices = price_prompt, price_completion
-        self._retries = 0
-        self._faults: Counter[str] = Counter()
+    def __init__(self) -> None:
+        self._counts = Counter(retries=0)
+        self._lock = threading.Lock()
 
-    def fault(self, kind: str) -> None:
-        with self.lock:
-            self._faults[kind] += 1
+    def count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
 
-    def retried(self) -> None:
-        with self.lock:
-            self._retries += 1
-
-    def snapshot(self) -> dict[str, float]:
-        """Return the current `Usage.facts`, ``retries``, and ``fault_KIND`` by kind of error."""
-        with self.lock:
-            counts = self.facts(self._prices) | {"retries": self._retries}
-            return counts | {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
-
-
-class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
-    """Usage of a session by step (number of earlier LM calls) and prompt.
-
-    Latencies include waiting and retries.
-    """
-
-    def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
-        super().__init__(Usage)
-        self._prices = price_prompt, price_completion
-
-    @property
-    def total(self) -> dict[str, float | int]:
-        total = Usage()
-        for usage in self.values():
-            for name in _COUNTS:
-                setattr(total, name, getattr(total, name) + getattr(usage, name))
-            total.latencies.update(usage.latencies)
-        return total.facts(self._prices)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row of `Usage.facts` per step and prompt, in order."""
-        for step, prompt in sorted(self, key=lambda key: (key[0], len(key[1]), key[1])):
-            yield {"step": step, "prompt": prompt, **self[step, prompt].facts(self._prices)}
+    def snapshot(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._counts)
 
 
 class UsageEvents:
@@ -139,25 +110,24 @@ class UsageEvents:
     def __init__(
         self,
         run: Run,
-        usage: UsageByPrompt,
+        usage: Usage,
         policy: object,
         searches: Callable[[], Mapping[str, int]],
     ) -> None:
         self._run = run
         self._usage = usage
         meter = getattr(policy, "meter", None)
-        self._snapshot: Callable[[], Mapping[str, float]] = getattr(meter, "snapshot", dict)
+        self._snapshot: Callable[[], dict[str, int]] = getattr(meter, "snapshot", dict)
         self._searches = searches
         self._facts: dict[str, float | int | str] = {}
         self._facts_at = -_FACTS_S
 
     def account(self) -> dict[str, Any]:
-        endpoint = {name: round(value, 6) for name, value in self._snapshot().items()}
+        endpoint = self._snapshot()
         return {
             "seconds": round(time.monotonic() - self._began, 3),
-            **self._usage.total,
+            **self._usage.facts(),
             "searches": self._searches(),
-            "by_step_and_prompt": list(self._usage.rows()),
             **({"endpoint": endpoint} if endpoint else {}),
         }
 
@@ -165,8 +135,8 @@ class UsageEvents:
         """Return the metrics for the progress line, computed at most once per second."""
         now = time.monotonic()
         if now - self._facts_at >= _FACTS_S:
-            total = self._usage.total
-            retries = int(self._snapshot().get("retries", 0))
+            total = self._usage.facts()
+            retries = self._snapshot().get("retries", 0)
             self._facts_at = now
             self._facts = {"calls": total["calls"]}
             self._facts["tokens"] = f"{total['prompt_tokens']:,}+{total['completion_tokens']:,}"

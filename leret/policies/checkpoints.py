@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
-from leret.core.bundled import MINILM, POLICIES, SHIPPED, minilm_directory, policy_path
+from leret.core.bundled import MINILM, POLICIES, minilm_directory, policy_path
 from leret.core.classes import source_digest
 from leret.core.errors import MissingDependency, PolicyError, reason
 from leret.core.files import file_digest
 from leret.core.runs import Run
 from leret.core.types import digest
 
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = (
     "config.json",
@@ -52,7 +51,6 @@ PICKER_VERSION = 3
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
-_LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
 
 
@@ -60,7 +58,7 @@ def policy_directory(name: str | Path) -> Path | None:
     """Return the directory of a policy in `POLICIES`; None for other names."""
     if not isinstance(name, str) or name not in POLICIES:
         return None
-    return SHIPPED.get(name) or policy_path(name)
+    return policy_path(name)
 
 
 def find_model(name: str | Path) -> Path:
@@ -76,34 +74,19 @@ def find_model(name: str | Path) -> Path:
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        pickled = _file_names(path, _PICKLES)
+        pickled = sorted(file.name for file in path.iterdir() if file.suffix in _PICKLES)
         only = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
         raise PolicyError(
             f"{path} has no *.safetensors{only}; save it with "
             "save_pretrained(safe_serialization=True)"
         )
     _check_whole(weights)
-    pickled = [file for file in _file_names(path, ["*.bin"]) if file != "training_args.bin"]
-    if is_adapter and (pickled or path / "adapter_model.safetensors" not in weights):
-        fault = ", ".join(pickled[:3]) or "adapter_model.safetensors is missing"
+    if is_adapter and path / "adapter_model.safetensors" not in weights:
         raise PolicyError(
-            f"{path}: an adapter must have adapter_model.safetensors and no pickled weights "
-            f"({fault}); save it again as safetensors"
+            f"{path}: adapter_model.safetensors is missing; save the adapter again as safetensors"
         )
     refuse_changed_weights(path)
-    if (path / "state.pt").is_file():  # deleted by the last step of a build
-        _LOG.warning(
-            "the build of %s was stopped before its end; run `python -m models` again to continue",
-            path,
-        )
     return path
-
-
-def _file_names(path: Path, patterns: Iterable[str]) -> list[str]:
-    names: list[str] = []
-    for pattern in patterns:
-        names += [file.name for file in path.glob(pattern)]
-    return sorted(names)
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ import dspy
 
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core.aio import submit
-from leret.core.dspy_internals import CLIENT_KEYS, lm15, messages_of, text_response
+from leret.core.dspy_internals import CLIENT_KEYS, AsyncEngine, lm15, messages_of, text_response
 from leret.core.errors import ConfigError, LeretError, PolicyError
 from leret.core.types import SharedInstance, digest
 from leret.http.endpoints import ApiKey
@@ -234,9 +234,7 @@ class PolicyEngine(SharedInstance):
             with _dspy_errors():
                 future = self._submit(request.model, self._request(request, call))
                 completions = await asyncio.wrap_future(future)
-            call.ready = list(
-                completions
-            )  # copy it: the policy's usage meter may read the list later
+            call.ready = list(completions)
         return _response(request, call, self.reader(request.model) if request.tools else None)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
@@ -301,24 +299,11 @@ class PolicyEngine(SharedInstance):
         return Request(messages, seeds, temperature, settings[2], settings[1], config.stop)
 
 
-class AsyncPolicyEngine(SharedInstance):
-    """Async interface of a `PolicyEngine`."""
+class AsyncPolicyEngine(AsyncEngine):
+    """Async interface of a `PolicyEngine`; ``dspy.LM`` saves and loads its state."""
 
-    def __init__(self, engine: PolicyEngine) -> None:
-        self.engine = engine
-        self.complete = engine.acomplete
-        self.supports_function_calling = engine.supports_function_calling
-        self.dump_state = engine.dump_state
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.engine,)
-
-    async def stream(self, request: lm15.Request) -> Any:
-        for event in lm15.response_to_events(await self.complete(request)):
-            yield event
-
-    async def aclose(self) -> None:
-        """Do nothing: the owner of the policy closes it."""
+    def dump_state(self) -> Any:
+        return self.engine.dump_state()
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> AsyncPolicyEngine:

@@ -165,8 +165,7 @@ def refuse_template(
         thinks: whether the template knows ``<think>``.
 
     Raises:
-        PolicyError: the template leaves out tools or rewrites turns; the message says which, and
-            what to do.
+        PolicyError: the template leaves out tools or rewrites turns; the message says what to do.
     """
     turns = _conversation(thinks)
     otherwise = "or use an adapter with use_native_function_calling=False"
@@ -185,21 +184,14 @@ def refuse_template(
             "set response_template in tokenizer_config.json "
             f"(trl.chat_template_utils.add_response_schema has some), {otherwise}"
         )
-    with_result = render(turns[:3], True)
-    before_user = render(turns[:4], False)
-    change = None
-    if not turn.startswith(first):
-        change = "a turn does not begin with the generation prompt"
-    elif [list(call["arguments"]) for call in calls] != [list(arguments)]:
-        change = "the arguments of a tool call change order"
-    elif not with_result.startswith(turn):
-        change = "a turn changes when a tool result follows"
-    elif not whole.startswith(before_user):
-        change = "a turn changes (for example, loses its thinking) when a user message follows"
-    if change is not None:
+    keeps_order = [list(call["arguments"]) for call in calls] == [list(arguments)]
+    before_result = turn.startswith(first) and render(turns[:3], True).startswith(turn)
+    before_user = whole.startswith(render(turns[:4], False))
+    if not (keeps_order and before_result and before_user):
         raise PolicyError(
-            f"{name}'s chat template rewrites earlier turns: {change}, so the policy "
-            "would read turns that it did not write. Save a template that keeps turns "
+            f"{name}'s chat template rewrites earlier turns (order of arguments, thinking or "
+            "ends), so the policy would read turns that it did not write. Save a template that "
+            "keeps turns "
             "(trl.chat_template_utils.get_training_chat_template has some) "
             f"as chat_template.jinja in the model directory, {otherwise}"
         )

@@ -28,7 +28,7 @@ from leret.core.types import (
     seed_of,
     storable,
 )
-from leret.http.usage import UsageByPrompt
+from leret.http.usage import Usage
 from leret.policies.base import Completion, Messages, Request
 from leret.programs.needs import Finished, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -78,10 +78,10 @@ class StateSampler:
         runner: ProgramRunner,
         store: SampleStore | None,
         plan: SamplingPlan,
-        usage: UsageByPrompt | None = None,
+        usage: Usage | None = None,
         walks: OpenWalks | None = None,
     ) -> None:
-        self.usage = UsageByPrompt() if usage is None else usage
+        self.usage = usage or Usage()
         self.walks = walks or OpenWalks()
         self.roles = plan.roles(runner)
         self.credits = {role.credit for role in self.roles.values() if role.sampled}
@@ -171,7 +171,7 @@ class StateSampler:
             state = self._runner.state(point.task, point.need, len(point.steps))
             seeds = (seed_of(self._plan.seed, *seed, state.step),)
             at_state = self._visit(point, state)
-            [completion] = await self._ask(at_state, ZERO_SHOT, seeds, "continuation")
+            [completion] = await self._ask(at_state, ZERO_SHOT, seeds)
             step = self._runner.formatter.step(point.need, completion.text)
             return await point.after(self._runner, step)
 
@@ -213,7 +213,7 @@ class StateSampler:
         answers: Iterator[Completion | Failure] = iter(())
         if seeds:
             try:
-                answers = iter(await self._ask(visit, prompt, seeds, prompt.name))
+                answers = iter(await self._ask(visit, prompt, seeds))
             except PolicyError as error:
                 answers = repeat(failure_of(error))
         completions: list[Completion | Failure] = []
@@ -235,10 +235,8 @@ class StateSampler:
             self._store.put_samples(new, params)
         return samples
 
-    async def _ask(
-        self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str
-    ) -> list[Completion]:
-        """Return one completion per seed; their usage is counted under ``name``."""
+    async def _ask(self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...]) -> list[Completion]:
+        """Return one completion per seed."""
         call = visit.need.call
         policy = visit.role.policy
 
@@ -269,13 +267,12 @@ class StateSampler:
         try:
             completions = await policy.complete(request)
         except PolicyError:
-            self.usage[visit.state.step, name].lost(len(seeds))
+            self.usage.lost(len(seeds))
             raise
         seconds = time.monotonic() - began
         n_prompt = completions[0].n_prompt_tokens
         n_written = sum([completion.n_completion_tokens for completion in completions])
-        usage = self.usage[visit.state.step, name]
-        usage.answered(seconds, n_prompt, n_written, len(completions))
+        self.usage.answered(seconds, n_prompt, n_written, len(completions))
         if with_tokens and not all(map(_has_token_ids, completions)):
             raise ConfigError(
                 f"sampling.token_ids: the server of {policy.name} sent no token ids with "

@@ -34,7 +34,7 @@ from leret.core.stages import (
     stage_key,
 )
 from leret.core.types import OUTAGES, Failure, Task
-from leret.http.usage import UsageByPrompt, UsageEvents
+from leret.http.usage import Usage, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, policy_for, probe, sampled_policy
 from leret.policies.local.chat_template import dated
@@ -117,7 +117,7 @@ async def sample_tasks(
     rm: Any = None,
     read: ToolReader = read_calls,
     run: Run | None = None,
-    usage: UsageByPrompt | None = None,
+    usage: Usage | None = None,
     progress: Progress | None = None,
     usage_now: Callable[[], Mapping[str, float | int | str]] = dict,
 ) -> SamplingStats:
@@ -353,7 +353,7 @@ async def sample_session(
         sampled = tasks if only is None else only
         if not sampled:
             return prompts, SamplingStats(), notes
-        usage = UsageByPrompt(lm.price_prompt, lm.price_completion)
+        usage = Usage(lm.price_prompt, lm.price_completion)
         events = UsageEvents(run, usage, policy, search.counts)
         done = store.done(policy.digest)
         progress.start("sampling", sum(task.id not in done for task in sampled))

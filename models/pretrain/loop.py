@@ -146,6 +146,7 @@ def train(
             model.train()
         if (step + 1) % settings.checkpoint_every == 0 or done:
             _save_state(out, model, parts, key, step + 1)
+    model.save_pretrained(out)  # at the end: an unfinished build is no model directory
     write_atomically(out / _DONE, json.dumps({"steps": settings.steps}) + "\n")
     (out / _STATE).unlink(missing_ok=True)
     return out
@@ -280,7 +281,6 @@ def _save_state(
     state = {"model": model.state_dict(), "optimizers": [part.state_dict() for part in parts]}
     with atomic_file(out / _STATE, "wb") as file:
         torch.save({**state, "random": torch.get_rng_state(), "step": step, "settings": json.dumps(key)}, file)
-    model.save_pretrained(out)
 
 
 def _load_state(

@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from leret.core.errors import ConfigError
-from leret.http.endpoints import ApiKey, EndpointPool, RateLimit, Slots, checked_urls
+from leret.http.endpoints import ApiKey, EndpointPool, Listening, RateLimit, Slots, checked_urls
 
 SECRET = "sk-0123456789abcdef"
 
@@ -154,3 +154,8 @@ def test_a_cancelled_request_keeps_no_slot():
         assert slots.locked()
 
     asyncio.run(main())
+
+
+def test_the_url_is_for_clients_of_this_machine():
+    for host, url in {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "node7": "node7"}.items():
+        assert Listening(host, 80).url == f"http://{url}:80"

@@ -71,10 +71,10 @@ def test_a_template_that_keeps_turns_takes_tools(tokenizer, template, how):
 @pytest.mark.parametrize(
     ("template", "how", "says"),
     [
-        ("qwen3", {}, r"rewrites earlier turns: a turn changes \(.*loses its thinking\) when a user message follows"),
-        ("qwen3", {"thinking": False}, "rewrites earlier turns: a turn changes when a tool result follows"),
+        ("qwen3", {}, "rewrites earlier turns"),
+        ("qwen3", {"thinking": False}, "rewrites earlier turns"),
         ("qwen2_5", {"change": ("tool_call.arguments | tojson", "tool_call.arguments | tojson(sort_keys=true)")},
-         "rewrites earlier turns: the arguments of a tool call change order"),
+         "rewrites earlier turns"),
         ("qwen3_8", {}, "shows tool calls in a format that leret does not read; set response_template"),
         ("phi3", {}, "leaves out tools"),
         ("llama3", {}, "leaves out tools"),

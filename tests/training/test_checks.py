@@ -61,7 +61,7 @@ def run(original, tmp_path):
 @pytest.fixture(scope="module")
 def encoder(original):
     model, tokenizer = load_for_training(find_initial(original, "base"), None, "float32")
-    return TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)))
+    return TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model.generation_config)))
 
 
 def check(run, encoder):

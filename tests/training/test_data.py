@@ -40,7 +40,6 @@ def test_the_end_token_is_the_one_that_the_template_writes(tokenizer):
         (TEMPLATE.replace("{{ '<|end|>' }}", "{{ ' .' }}"), r"'answer \.'.* a stop token \(<\|end\|>\)"),
         (TEMPLATE.replace("m['content'] }}", "'<|system|>' + m['content'] }}"), r"'<\|system\|> answer'"),
         (TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}"), r"'answer <\|user\|>'"),
-        (None, r"has no chat template; add chat_template\.jinja"),
     ],
 )
 def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer, template, says):

@@ -61,7 +61,7 @@ def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference
     entry = ALGORITHMS[algorithm]
     recipe = entry.settings(init_from="adapted", lora=LORA, per_device_train_batch_size=4)
     model, tokenizer = load_for_training(find_initial(run, "adapted"), LORA, "float32")
-    encoded = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model))).encode(
+    encoded = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model.generation_config))).encode(
         entry.examples(recipe, RunSamples(run))[:8]
     )
     trainer = trainer_of(recipe, model, base, tmp_path, encoded)

@@ -107,19 +107,9 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
         PolicyError: the template renders turns that the sampler cannot produce, so a policy cannot
             be trained with it.
     """
-    if not getattr(tokenizer, "chat_template", None):
-        raise PolicyError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template; "
-            "add chat_template.jinja to its directory"
-        )
     end_ids = list(stops)
     if not end_ids and tokenizer.eos_token_id is not None:
         end_ids = [tokenizer.eos_token_id]
-    if not end_ids:
-        raise PolicyError(
-            f"{tokenizer.name_or_path} has no end token; set eos_token_id in its "
-            "generation_config.json"
-        )
     prompt = tokenizer.apply_chat_template(
         list(_TURNS[:1]), tokenize=True, add_generation_prompt=True
     )["input_ids"]
@@ -174,16 +164,12 @@ class PromptEncoder:
         self._lock = threading.RLock()
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
 
-    def set_ends(self, ids: int | Sequence[int] | None) -> list[int]:
+    def set_ends(self, ids: Sequence[int]) -> list[int]:
         """Set and return the end tokens: ``ids`` and the tokenizer's.
 
         Raise `PolicyError` if there are none.
         """
-        ends: list[int] = []
-        if isinstance(ids, int):
-            ends.append(ids)
-        elif ids is not None:
-            ends += ids
+        ends = list(ids)
         if self._tokenizer.eos_token_id is not None:
             ends.append(self._tokenizer.eos_token_id)
         self._ends = frozenset(ends)

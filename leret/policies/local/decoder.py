@@ -7,7 +7,6 @@ prompts. Finished rows leave the batch.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -135,7 +134,6 @@ class Decoder:
         self.prefixes = prefixes
         self.prefill_tokens = prefill_tokens
         self._texts: dict[int, str] = {}  # by token
-        self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def _id_tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(sorted(set(ids)), dtype=torch.long, device=self.device)
@@ -230,14 +228,13 @@ class Decoder:
 
         The caller may overwrite them.
         """
-        keep = {"logits_to_keep": 1} if self._keeps_last else {}
         output = self.model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            **keep,
+            logits_to_keep=1,
         )
         logits: Tensor = output.logits[:, -1]
         return logits.float()

@@ -64,7 +64,7 @@ class CausalModel:
         self.encoder = PromptEncoder(tokenizer, positions(network), name, enable_thinking)
         self.decoder = Decoder(
             network,
-            end_ids=self.encoder.set_ends(settings.eos_token_id),
+            end_ids=self.encoder.set_ends(stop_ids(settings)),
             suppressed=settings.suppress_tokens or (),
             to_text=self.encoder.to_text,
             # Padding follows a shared prefix, and a sliding window would count it as tokens: do not
@@ -99,7 +99,7 @@ class CausalModel:
 
     def check_trainable(self) -> None:
         """Raise `PolicyError` if training would refuse the chat template."""
-        end_token(self.tokenizer, stop_ids(self.network))
+        end_token(self.tokenizer, stop_ids(self.network.generation_config))
 
     @staticmethod
     def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
@@ -167,9 +167,9 @@ def base_network(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
-def stop_ids(model: Any) -> tuple[int, ...]:
-    """Return the token ids that stop generation."""
-    value = getattr(model.generation_config, "eos_token_id", None)
+def stop_ids(settings: Any) -> tuple[int, ...]:
+    """Return the token ids that stop generation with a model's ``generation_config``."""
+    value = settings.eos_token_id
     if value is None:
         return ()
     if isinstance(value, list):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance
-from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import find_model, model_digest, policy_directory
 from leret.policies.local.batching import BatchWorker
@@ -90,7 +88,6 @@ class LocalPolicy(SharedInstance):
             update={"device": "auto"}
         )  # saved settings may be loaded elsewhere
         self.name, self.digest, self.model = name, digest, model
-        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.device = str(next(model.network.parameters()).device)
         self.max_batch_tokens = (
             16_384 if self.device == "cpu" else 131_072
@@ -131,11 +128,7 @@ class LocalPolicy(SharedInstance):
         return [future.result() for future in self._submit(requests)]
 
     def _submit(self, requests: Sequence[Request]) -> list[Future[list[Completion]]]:
-        jobs, began = [self._job(request) for request in requests], time.monotonic()
-        futures = self._worker.submit(jobs)
-        for future in futures:
-            future.add_done_callback(lambda done: self._count(done, began))
-        return futures
+        return self._worker.submit([self._job(request) for request in requests])
 
     def prompt_ids(self, messages: Messages, n_completion: int = 1) -> tuple[int, ...]:
         """Return the prompt's tokens; raise `PromptTooLongError` if ``n_completion`` more do not fit."""
@@ -146,17 +139,6 @@ class LocalPolicy(SharedInstance):
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
-
-    def _count(self, done: Future[list[Completion]], began: float) -> None:
-        if done.cancelled():
-            return
-        if done.exception() is not None:
-            self.meter.fault("model")
-            return
-        completions = done.result()
-        written = sum(completion.n_completion_tokens for completion in completions)
-        seconds, n_prompt = time.monotonic() - began, completions[0].n_prompt_tokens
-        self.meter.answered(seconds, n_prompt, written, len(completions))
 
     def _job(self, request: Request) -> Job:
         from leret.policies.local.decoder import Job

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from leret.core.aio import gathered
 from leret.core.errors import PolicyError
@@ -26,7 +24,7 @@ from leret.http.client import (
     one_line,
 )
 from leret.http.endpoints import ApiKey
-from leret.http.usage import UsageMeter
+from leret.http.usage import FaultMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.chat_template import before_stop
 from leret.policies.remote.refusals import TEMPLATE, TOO_LONG, UNFINISHED, refusals_of
@@ -34,8 +32,6 @@ from leret.policies.tool_calls import split_tools, write_calls
 
 if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
-
-T = TypeVar("T")
 
 _LONGEST_TOKEN = (
     128  # maximum characters per token (a run of spaces); a longer text is not a completion
@@ -68,8 +64,8 @@ class OpenAIPolicy(SharedInstance):
     """Chat completions from OpenAI-compatible servers.
 
     One HTTP request asks for all samples of a prompt, with a single seed derived from the samples'
-    seeds. If the server rejects or ignores ``n`` in a one-token test request, each sample is a
-    separate request with its seed.
+    seeds. Once the server has rejected or ignored ``n``, each sample is a separate request with its
+    seed.
     """
 
     def __init__(
@@ -84,7 +80,7 @@ class OpenAIPolicy(SharedInstance):
             if body
             else digest(settings.kind, settings.model)
         )
-        self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
+        self.meter = FaultMeter()
         self.client = client_of(settings, "policy", self.meter)
         tokens = settings.model_copy(update={"logprobs": True})
         self._extensions = {  # by `Request.logprobs`
@@ -95,16 +91,13 @@ class OpenAIPolicy(SharedInstance):
         self._shapes: set[tuple[Any, ...]] = (
             set()
         )  # of requests that the server accepts as they are
-        self._takes_n: bool | None = None  # None before the probe
-        self._probe: asyncio.Task[bool] | None = None
+        self._takes_n = True
 
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
-        if not seeds:
-            raise PolicyError("the request has no seeds; pass one seed per completion")
         try:
             if len(seeds) == 1:
-                completions = await self._ask(request, seeds, completions_of)
+                completions = await self._ask(request, seeds)
             else:
                 completions = await self._ask_several(request, seeds)
         except HttpError as error:
@@ -157,46 +150,20 @@ class OpenAIPolicy(SharedInstance):
         await self.client.aclose()
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
-        if await self._honours_n(request):
+        if self._takes_n:
             # If the request is invalid, the calls below are rejected too.
             with suppress(RejectedError):
-                completions = await self._ask(request, seeds, completions_of)
+                completions = await self._ask(request, seeds)
                 if len(completions) == len(seeds):
                     return completions
-        calls = [self._ask(request, (seed,), completions_of) for seed in seeds]
+        calls = [self._ask(request, (seed,)) for seed in seeds]
         completions = []
         for answer in await gathered(calls):
             completions += answer
         self._takes_n = False
         return completions
 
-    async def _honours_n(self, request: Request) -> bool:
-        """Return whether the server sends two choices for ``n=2``.
-
-        All waiting requests share one test request.
-        """
-        if self._takes_n is not None:
-            return self._takes_n
-        if self._probe is None or self._probe.get_loop() is not asyncio.get_running_loop():
-            self._probe = asyncio.get_running_loop().create_task(self._request_two(request))
-        task = self._probe
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if task.done() and self._probe is task:
-                self._probe = None
-
-    async def _request_two(self, request: Request) -> bool:
-        short = replace(request, max_tokens=1)
-        try:
-            n_choices = await self._ask(short, request.seeds[:1] * 2, _n_choices)
-            self._takes_n = n_choices == 2
-        except RejectedError as error:
-            # An invalid request is rejected again when samples are requested.
-            self._takes_n = UNFINISHED.search(str(error)) is not None
-        return self._takes_n
-
-    async def _ask(self, request: Request, seeds: tuple[int, ...], read: Callable[..., T]) -> T:
+    async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
         body: dict[str, Any] = {
@@ -221,9 +188,7 @@ class OpenAIPolicy(SharedInstance):
         if request.stop:
             body["stop"] = list(request.stop)
         shape = (*body, request.temperature, request.top_p)
-        reader = partial(
-            read, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter
-        )
+        reader = partial(completions_of, n=n, max_tokens=request.max_tokens, stop=request.stop)
         if shape in self._shapes:
             return await self.client.request(Call("POST", "/chat/completions", json=body), reader)
         answer = await self._refusals.send(body, partial(self._post, reader))
@@ -231,14 +196,12 @@ class OpenAIPolicy(SharedInstance):
             self._shapes.add(shape)
         return answer
 
-    async def _post(self, read: Callable[..., T], body: dict[str, Any]) -> T:
+    async def _post(
+        self, read: Callable[..., list[Completion]], body: dict[str, Any]
+    ) -> list[Completion]:
         if "max_tokens" not in body and "max_completion_tokens" not in body:
             read = partial(read, max_tokens=None)
         return await self.client.request(Call("POST", "/chat/completions", json=body), read)
-
-
-def _n_choices(answer: Answer, **_: object) -> int:
-    return len(answer.json["choices"])
 
 
 def _with_tools(request: Request) -> dict[str, Any]:
@@ -256,7 +219,7 @@ def _model_names(answer: Answer) -> list[str]:
 def client_of(
     settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings,
     section: str,
-    meter: UsageMeter | None = None,
+    meter: FaultMeter | None = None,
 ) -> Client:
     """Return a client of the servers that a section of a recipe names."""
     return Client(
@@ -288,7 +251,6 @@ def completions_of(
     n: int,
     max_tokens: int | None,
     stop: Sequence[str] = (),
-    meter: UsageMeter | None = None,
 ) -> list[Completion]:
     """Return the completions in an answer, in the order of their index.
 
@@ -346,9 +308,6 @@ def completions_of(
                 ids = logprobs = None  # they include the tokens after the stop string
             text = before_stop(text, stop)
         completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
-    if meter is not None:
-        n_tokens = sum(completion.n_completion_tokens for completion in completions)
-        meter.answered(answer.seconds, n_prompt, n_tokens, n)
     return completions
 
 

@@ -7,31 +7,14 @@ from the policy's distribution.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leret.core.errors import ConfigError, PolicyError
+from leret.http.endpoints import Listening
 from leret.policies.serving.model import ServedModel
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Address that a server listens on."""
-
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        """Base URL for clients on this machine, without /v1."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        if ":" in host and "[" not in host:
-            host = f"[{host}]"
-        return f"http://{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +32,7 @@ class ServerKind:
     cpu_environment: Mapping[str, str] = field(
         default_factory=dict
     )  # further defaults without a GPU
-    takes_adapters: bool = True  # False: adapters must be merged into full weights first
+    takes_adapters: bool = True
 
     @property
     def variable(self) -> str:
@@ -104,24 +87,6 @@ SERVERS = {
         takes_adapters=False,
     ),
 }
-
-
-def find_executable(
-    kind: ServerKind, executable: str | None, environment: Mapping[str, str]
-) -> str:
-    """Return the server's executable: from the argument, the variable, or PATH."""
-    named = executable or environment.get(kind.variable)
-    path = shutil.which(named or kind.executable, path=environment.get("PATH"))
-    if path is not None:
-        return path
-    if named is None:
-        raise PolicyError(
-            f"{kind.executable} is not on PATH; install it ({kind.install}), or set --executable "
-            f"or {kind.variable} to its path"
-        )
-    origin = "--executable" if executable else kind.variable
-    fault = "cannot be executed" if Path(named).exists() else "does not exist"
-    raise ConfigError(f"{origin} {named} {fault}; install {kind.name}: {kind.install}")
 
 
 def has_gpu(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:

@@ -17,22 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.policy import OpenAIPolicySettings
-from leret.core.errors import ConfigError, PolicyError
-from leret.http.endpoints import ApiKey
+from leret.core.errors import ConfigError
+from leret.http.endpoints import ApiKey, Listening
 from leret.policies.serving.engines import (
     SERVERS,
-    Listening,
     ServerKind,
-    find_executable,
     has_gpu,
     without_repeats,
 )
-from leret.policies.serving.model import (
-    ServedModel,
-    merge_adapter,
-    merged_directory,
-    resolve_policy,
-)
+from leret.policies.serving.model import ServedModel, resolve_policy
 from leret.policies.serving.process import ServerProcess, wait_until_ready
 
 _HOST = "127.0.0.1"
@@ -89,15 +82,12 @@ def plan(
     *,
     executable: str | None = None,
     extra: Sequence[str] = (),
-    merge: bool = False,
     api_key_env: str | None = None,
-    dry: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ServerPlan:
     """Return the command, environment and address of a server for this model.
 
-    Engine arguments in ``extra`` override leret's. ``merge`` serves an adapter as full weights.
-    ``dry`` is for display: it merges no weights and allows a missing executable.
+    Engine arguments in ``extra`` override leret's.
     """
     kind = SERVERS[engine]
     for argument in extra:
@@ -107,17 +97,11 @@ def plan(
                 f"{argument}: leret sets this option; use `leret serve {ours}`, before the --"
             )
     gpu = has_gpu(environment)
-    try:
-        program = find_executable(kind, executable, environment)
-    except (ConfigError, PolicyError):
-        if not dry:
-            raise
-        program = executable or environment.get(kind.variable) or kind.executable
-    if served.adapter is not None and (merge or not kind.takes_adapters):
-        served = (
-            ServedModel(served.name, str(merged_directory(served.adapter)))
-            if dry
-            else merge_adapter(served)
+    program = executable or environment.get(kind.variable) or kind.executable
+    if served.adapter is not None and not kind.takes_adapters:
+        raise ConfigError(
+            f"{engine} cannot serve an adapter; run `leret merge {served.adapter} --out DIR`, and "
+            "serve DIR"
         )
     command = without_repeats(kind.arguments(served, at, gpu), extra)
     local = {"HF_HUB_OFFLINE": "1"} if Path(served.weights).is_absolute() else {}
@@ -149,7 +133,9 @@ def run_server(
     with _bound(plan.at.host, plan.at.port):
         pass  # raise if the port is in use: another server would answer our requests
     began = time.monotonic()
-    server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
+    log = log or _new_log(plan.served.name)
+    advice = f"install it: {plan.kind.install}; or set --executable or {plan.kind.variable}"
+    server = ServerProcess(plan.command, environment, log, key, advice)
     try:
         tell(f"log: {server.log}")
         wait_until_ready(server, plan.settings, timeout_s=timeout_s, tell=tell)

@@ -16,7 +16,6 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
 from leret.core.runs import Run
-from leret.core.stages import completed, mark_completed
 from leret.http.client import Call, HttpError
 from leret.policies.checkpoints import (
     HUB_NAME,
@@ -78,30 +77,8 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     return ServedModel(name, str(base.resolve()), path, path if has_tokenizer else None, rank)
 
 
-def merged_directory(adapter: Path) -> Path:
-    """Return the directory for an adapter's merged weights.
-
-    It is hidden, so that it is not listed as a policy.
-    """
-    return adapter.parent / f".{adapter.name}-merged"
-
-
-def merge_adapter(served: ServedModel) -> ServedModel:
-    """Return the model with its adapter merged.
-
-    The last merge is reused if adapter and base are unchanged.
-    """
-    assert served.adapter is not None
-    target, digest = merged_directory(served.adapter), model_digest(served.adapter)
-    if completed(target, "merged", digest) is None:
-        config = read_model_json(Path(served.weights) / "config.json")
-        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-        write_merged(served.adapter, target, dtype)
-    return ServedModel(served.name, str(target))
-
-
-def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
-    """Merge an adapter into its base, and write the merged model to the directory ``out``.
+def write_merged(adapter: Path, out: Path) -> float:
+    """Merge an adapter into its base in float32, and write the model to the directory ``out``.
 
     Returns:
         The maximum difference between logits before and after merging on a short text, divided by
@@ -109,8 +86,7 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
 
     Raises:
         PolicyError: ``adapter`` is not an adapter, does not fit its base, or changes the logits
-            when merged (by more than 1e-4 in float32, 5e-2 in other dtypes); or ``out`` cannot be
-            written.
+            when merged (by more than 1e-4); or ``out`` cannot be written.
     """
     import torch
     from peft import PeftModel
@@ -120,23 +96,20 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
         raise PolicyError(f"{adapter} is not an adapter but a full model; serve it without merging")
     ids = tokenizer(_PROBE, add_special_tokens=False, return_tensors="pt")["input_ids"]
     with torch.no_grad():
-        model = PeftModel.from_pretrained(load_weights(base, dtype), str(adapter)).eval()
+        model = PeftModel.from_pretrained(load_weights(base, "float32"), str(adapter)).eval()
         before = model(input_ids=ids).logits
         merged = model.merge_and_unload()
         difference = float((merged(input_ids=ids).logits - before).abs().max() / before.abs().max())
-    if not difference <= (1e-4 if dtype == "float32" else 5e-2):
+    if not difference <= 1e-4:
         raise PolicyError(
             f"merging {adapter} into {base} changes the logits by {difference:.1e} of the maximum "
             "logit; serve the adapter without merging"
         )
-    digest = model_digest(adapter)
+    busy = PolicyError(f"another process is writing {out}; try again later")
     try:
-        with atomic_directory(
-            out, digest, PolicyError(f"another process is writing {out}; try again later")
-        ) as place:
+        with atomic_directory(out, model_digest(adapter), busy) as place:
             merged.save_pretrained(place)
             tokenizer.save_pretrained(place)
-            mark_completed(place, "merged", digest, {})
     except OSError as error:
         raise PolicyError(
             f"cannot write {out} ({error.strerror or error}); free disk space for the full "

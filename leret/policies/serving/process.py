@@ -1,4 +1,4 @@
-"""Servers as child processes: start, log, health checks, and stop without orphans."""
+"""Servers as child processes: start, log, first completion, and stop without orphans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from leret.policies.remote.openai import OpenAIPolicy
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
-_REPORT_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
+_REPORT_S, _DYING_S = 15.0, 2.0
+_LOADING = {"connection", "overloaded"}  # kinds of error of a server that is not ready yet
 
 
 class ServerProcess:
@@ -36,9 +37,17 @@ class ServerProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        key: ApiKey,
+        advice: str = "check that the program is executable",
     ) -> None:
-        """Start the process; raise PolicyError if the program or the log cannot be opened."""
+        """Start the process; raise PolicyError if the program or the log cannot be opened.
+
+        ``advice`` says in that error what to do about the program.
+        """
         self.log, self.key = log, key
         # Look it up before the fork: few calls are safe between fork and exec.
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
@@ -59,8 +68,8 @@ class ServerProcess:
                 )
         except OSError as error:
             raise PolicyError(
-                f"cannot open {error.filename or command[0]} ({error.strerror}); check that the "
-                f"program is executable, and that {self.log.parent} is writable"
+                f"cannot open {error.filename or command[0]} ({error.strerror}); {advice}; "
+                f"{self.log.parent} must be writable"
             ) from error
 
     def exit_code(self) -> int | None:
@@ -129,56 +138,31 @@ def wait_until_ready(
     timeout_s: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait until the server is healthy and has completed one prompt.
-
-    Raise PolicyError if the server fails.
-    """
-    began = time.monotonic()
+    """Wait until the server has completed one prompt; raise PolicyError if it fails."""
     [url] = settings.urls
-    _wait_for_health(server, url.removesuffix("/v1"), timeout_s, tell)
-    tell(f"healthy after {time.monotonic() - began:.0f} s; requesting a first completion")
-    left = max(1.0, began + timeout_s - time.monotonic())
-    try:
-        asyncio.run(_complete(settings.model_copy(update={"timeout_s": left, "retry_for_s": 0.0})))
-    except PolicyError as error:
-        until = time.monotonic() + _DYING_S
-        while time.monotonic() < until:  # a dying process closes its connections first
-            server.check_alive()
-            time.sleep(_POLL_S)
-        raise server.failure(
-            f"{url} is healthy, but sent no completion ({error}); increase --timeout"
-        ) from error
-    server.check_alive()
-
-
-def _wait_for_health(
-    server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]
-) -> None:
     reported = began = time.monotonic()
     while True:
         server.check_alive()
-        status = _health(url, min(_ANSWER_S, max(0.1, began + timeout_s - time.monotonic())))
-        if status == 200:
-            server.check_alive()  # if not, the answer came from another server on the port
-            return
-        now = time.monotonic()
-        if now > began + timeout_s:
-            state = f"answers {status}" if status else "does not answer"
-            raise server.failure(f"{url}/health {state} after {timeout_s:g} s; increase --timeout")
-        if now - reported > _REPORT_S:
-            reported = now
-            tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
-        time.sleep(5 * _POLL_S)
-
-
-def _health(url: str, timeout_s: float) -> int:
-    """Return the status code of the server's /health; 0 if it does not answer."""
-    import httpx
-
-    try:  # ignore proxy settings: the server is local
-        return httpx.get(f"{url}/health", timeout=timeout_s, trust_env=False).status_code
-    except (httpx.HTTPError, httpx.InvalidURL):
-        return 0
+        left = max(1.0, began + timeout_s - time.monotonic())
+        try:
+            asyncio.run(
+                _complete(settings.model_copy(update={"timeout_s": left, "retry_for_s": 0.0}))
+            )
+            break
+        except PolicyError as error:
+            now = time.monotonic()
+            is_loading = getattr(error.__cause__, "kind", "") in _LOADING
+            if not is_loading or now > began + timeout_s:
+                while time.monotonic() < now + _DYING_S:  # a dying server closes connections first
+                    server.check_alive()
+                    time.sleep(_POLL_S)
+                fault = f"{url} sent no completion within {now - began:.0f} s ({error})"
+                raise server.failure(f"{fault}; increase --timeout") from error
+            if now - reported > _REPORT_S:
+                reported = now
+                tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
+            time.sleep(5 * _POLL_S)
+    server.check_alive()  # if not, the answer came from another server on the port
 
 
 async def _complete(settings: OpenAIPolicySettings) -> None:

@@ -22,10 +22,7 @@ Question = tuple[Call, Callable[[Answer], T]]
 
 
 class SearchClient:
-    """Sends batches of HTTP requests and waits for them. Thread-safe.
-
-    ``secret`` is sent as a request parameter.
-    """
+    """Sends batches of HTTP requests and waits for them. Thread-safe."""
 
     def __init__(
         self,
@@ -33,14 +30,12 @@ class SearchClient:
         settings: HttpSettings,
         *,
         key: ApiKey | None = None,
-        secret: ApiKey | None = None,
         rate: RateLimit | None = None,
     ) -> None:
         self._client = Client(
             urls,
             setting="retriever",
             key=key,
-            secret=secret,
             timeout_s=settings.timeout_s,
             retry_for_s=settings.retry_for_s,
             concurrency=settings.concurrency,

@@ -250,7 +250,7 @@ class ServedPolicy:
         # With log-probabilities, servers send token ids too.
         self._settings = settings.model_copy(update={"logprobs": True})
         self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
-        self._ends = stop_ids(model)
+        self._ends = stop_ids(model.generation_config)
         self._end = end_token(tokenizer, self._ends)
         self._encoder.set_ends(self._ends)
 

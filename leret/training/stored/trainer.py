@@ -90,7 +90,7 @@ class StoredAlgorithm:
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
         recipe: Any = job.recipe
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
-        examples = self.encode(job, tokenizer, stop_ids(model), positions(model))
+        examples = self.encode(job, tokenizer, stop_ids(model.generation_config), positions(model))
         max_steps = recipe.max_steps if job.max_steps is None else job.max_steps
         inputs = TrainerInputs(model, tokenizer, examples, job.directory.path, device, max_steps)
         trainer = self.make_trainer(recipe, inputs)

@@ -23,9 +23,7 @@ class Handler(BaseHTTPRequestHandler):
     names: tuple[str, ...] = ()
 
     def do_GET(self):
-        if self.path == "/health":
-            return self.answer(503 if MODE == "never healthy" else 200, {})
-        return self.answer(200, {"data": [{"id": name} for name in self.names]})
+        self.answer(200, {"data": [{"id": name} for name in self.names]})
 
     def do_POST(self):
         body, key = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.headers.get("Authorization")
@@ -33,6 +31,8 @@ class Handler(BaseHTTPRequestHandler):
         if MODE == "cannot complete":
             print(f"refused {key}", flush=True)
             self.answer(500, {"error": {"message": f"head_dim=16 is not supported ({key})"}})
+        elif MODE == "never ready":
+            self.answer(503, {})
         else:
             self.answer(200, {"choices": [{"message": {"content": "Paris"}, "finish_reason": "stop"}]})
 

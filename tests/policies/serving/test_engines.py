@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from leret.policies.serving.engines import Listening, has_gpu
+from leret.core.errors import ConfigError
+from leret.http.endpoints import Listening
+from leret.policies.serving.engines import has_gpu
 from leret.policies.serving.launch import plan
 from leret.policies.serving.model import ServedModel
 
@@ -20,7 +22,7 @@ TGI = "text-generation-launcher --model-id {} --hostname 127.0.0.1 --port 8123"
 
 def planned(served, engine, executable=None):
     at = Listening("127.0.0.1", 8123)
-    return plan(served, engine, at, executable=executable, dry=True, environment={"PATH": "/nowhere"})
+    return plan(served, engine, at, executable=executable, environment={"PATH": "/nowhere"})
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,6 @@ def planned(served, engine, executable=None):
         ("vllm", FULL, False, VLLM.format(MODEL, NAME) + VLLM_CPU),
         ("vllm", ADAPTER, True, VLLM.format(*BASE) + VLLM_LORA),
         ("tgi", FULL, True, TGI.format(MODEL)),
-        ("tgi", ADAPTER, False, TGI.format("/runs/r/policies/.ipo-merged")),
     ],
 )
 def test_the_command_line(engine, served, gpu, command, monkeypatch):
@@ -41,9 +42,9 @@ def test_the_command_line(engine, served, gpu, command, monkeypatch):
     assert result.recipe == f'policy: {{kind: openai, urls: ["http://127.0.0.1:8123/v1"], model: "{NAME}"}}'
 
 
-def test_the_url_is_for_clients_of_this_machine():
-    for host, url in {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "node7": "node7"}.items():
-        assert Listening(host, 80).url == f"http://{url}:80"
+def test_tgi_takes_an_adapter_only_merged():
+    with pytest.raises(ConfigError, match=f"leret merge {LORA} --out DIR"):
+        planned(ADAPTER, "tgi")
 
 
 def test_a_gpu_is_detected_unless_hidden(tmp_path):

@@ -13,7 +13,7 @@ from leret.cli.app import app
 from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError
-from leret.policies.serving.engines import Listening
+from leret.http.endpoints import Listening
 from leret.policies.serving.launch import plan, run_server
 from leret.policies.serving.model import ServedModel
 from tests.policies.serving.conftest import gone
@@ -22,7 +22,7 @@ from tests.policies.serving.conftest import gone
 def dry(*extra, weights="/m", **environment):
     environment = {"PATH": "/nowhere", "CUDA_VISIBLE_DEVICES": ""} | environment
     at = Listening("127.0.0.1", 8123)
-    return plan(ServedModel("m", weights), "vllm", at, extra=extra, dry=True, environment=environment)
+    return plan(ServedModel("m", weights), "vllm", at, extra=extra, environment=environment)
 
 
 def test_arguments_and_environment_of_the_user_win():
@@ -101,8 +101,8 @@ def test_no_server_outlives_leret(serve, stop):
 @pytest.mark.parametrize(
     ("arguments", "environment", "says"),
     [
-        ("demo", {"PATH": "/nowhere"}, "vllm is not on PATH; install it (`pip install vllm`"),
-        (f"demo --executable {__file__}", {}, "cannot be executed"),
+        ("demo --port 0", {"PATH": "/nowhere"}, "cannot open vllm (No such file or directory); install it: `pip"),
+        (f"demo --port 0 --executable {__file__}", {}, "(Permission denied); install it"),
         ("/no/such/policy", {}, "policy /no/such/policy does not exist"),
         ("demo --name a:b", {}, "--name 'a:b'"),
     ],

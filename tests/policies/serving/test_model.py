@@ -10,7 +10,7 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory, refresh, resolve_policy
+from leret.policies.serving.model import ServedModel, refresh, resolve_policy, write_merged
 from tests.http.servers import serving
 from tests.policies.conftest import ask, set_config
 from tests.policies.servers import ChatServer, refusal
@@ -76,15 +76,13 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter, copy):
             resolve_policy(str(copy))
 
 
-def test_an_adapter_equals_peft_as_it_is_and_merged(adapter):
+def test_an_adapter_equals_peft_as_it_is_and_merged(adapter, tmp_path):
     from peft import AutoPeftModelForCausalLM
 
-    served = merge_adapter(resolve_policy(str(adapter)))
-    assert (served.adapter, served.weights) == (None, str(merged_directory(adapter)))
-    assert served.name == resolve_policy(str(adapter)).name
+    write_merged(adapter, tmp_path / "merged")
     oracle = AutoPeftModelForCausalLM.from_pretrained(adapter)
     texts = []
-    for path in (adapter, served.weights, adapter.parent / "base"):
+    for path in (adapter, tmp_path / "merged", adapter.parent / "base"):
         policy = LocalPolicy(LocalPolicySettings(model=str(path)))
         [[one]] = policy.complete_many([ask("the city", 1)])
         policy.close()
@@ -94,25 +92,6 @@ def test_an_adapter_equals_peft_as_it_is_and_merged(adapter):
             wanted = oracle(ids).logits.log_softmax(dim=-1)[0, 3:-1].gather(1, ids[0, 4:, None])[:, 0]
         assert (one.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)) is (path != adapter.parent / "base")
     assert texts[0] == texts[1] != texts[2]
-
-
-def test_an_adapter_is_merged_again_only_after_changes(copy, monkeypatch):
-    def merged_at():
-        return (Path(merge_adapter(resolve_policy(str(copy))).weights) / "model.safetensors").stat().st_mtime_ns
-
-    first = merged_at()
-    assert merged_at() == first
-    set_config(copy, "adapter_config.json", lora_alpha=8)
-    assert merged_at() != first
-    assert [path.name for path in copy.parent.glob(".tuned-merged*")] == [".tuned-merged"]  # nothing half-done is left
-    shutil.rmtree(merged_directory(copy))
-
-    def full(*args, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("leret.policies.serving.model.atomic_directory", full)
-    with pytest.raises(PolicyError, match="No space left on device"):
-        merged_at()
 
 
 ADAPTER = ServedModel("ipo-0123abcd", "/models/base", Path("/run/policies/ipo"), rank=8)

@@ -1,7 +1,7 @@
 import pytest
 
 from leret.core.errors import PolicyError
-from leret.policies.serving.engines import Listening
+from leret.http.endpoints import Listening
 from leret.policies.serving.launch import plan, run_server
 from leret.policies.serving.model import ServedModel
 from tests.policies.serving.conftest import gone
@@ -23,7 +23,7 @@ def server(serve, monkeypatch, tmp_path):
     ("mode", "timeout_s", "says"),
     [
         ("dies at start", 5, ["exited with code 3", "RuntimeError: not enough memory for the KV cache"]),
-        ("never healthy", 1, ["/health answers 503 after 1 s"]),
+        ("never ready", 1, ["sent no completion within 1 s", "503"]),
         ("cannot complete", 5, ["head_dim=16 is not supported (Bearer [key])", "refused Bearer [key]"]),
     ],
 )
