@@ -44,7 +44,7 @@ def contents(run, out):
 def test_a_small_run_equals_the_golden_files(tmp_path):
     run = tmp_path / "run"
     succeeds("sample", "demo", "--run", run, "--set", "data.limit=8")
-    systems = "systems=[raw-question, oracle-titles, base, bank]"
+    systems = "systems=[raw-question, oracle-titles, base, few-shot:1, few-shot:2, few-shot:3]"
     succeeds("eval", "demo", "--run", run, "--set", "limit=12", "--set", systems, "--set", "resamples=200")
     for name, rows in contents(run, tmp_path / "export.jsonl").items():
         assert rows == read_lines(GOLDEN / name), name
