@@ -46,7 +46,7 @@ async def sample_tree(
 
 def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, Any]:
     """Return the reward and the components of a pick; empty if no sample after it has a reward."""
-    rewarded: list[tuple[Sample, float]] = []
+    rewarded: list[Sample] = []
     for _, samples in groups:
         if any(sample.is_sampled for sample in samples):
             rewarded = training_rewards(samples, unparsed_reward)
@@ -54,9 +54,10 @@ def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, 
     if not rewarded:
         return {}
     parts: dict[str, list[float]] = defaultdict(list)
-    for sample, _ in rewarded:
+    for sample in rewarded:
         for name, value in sample.components.items():
             if name.startswith("final"):
                 parts[name].append(value)
     components = {name: fmean(values) for name, values in parts.items()}
-    return {"reward": fmean(reward for _, reward in rewarded), "components": components}
+    reward = fmean(sample.reward or 0.0 for sample in rewarded)
+    return {"reward": reward, "components": components}

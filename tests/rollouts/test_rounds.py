@@ -116,7 +116,7 @@ def state_with(*rewards):
 def test_what_does_not_parse_has_a_price_and_an_outage_has_none(price, rewards, expected):
     made = SimpleNamespace(_unparsed_reward=price)
     [(_, scored)] = RoundSampler.scored(made, [state_with(*rewards)])
-    assert [value for _, value in scored] == expected
+    assert [sample.reward for sample in scored] == expected
 
 
 def test_a_part_that_does_not_apply_to_some_samples_is_still_told():
