@@ -17,7 +17,6 @@ from pydantic import Field, PositiveInt
 from torch import tensor
 
 from leret.config.training import PolicyGradientRecipe, RoundRecipe
-from leret.core.aio import started
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Sample, State, Task, digest, seed_of
@@ -185,9 +184,7 @@ class StoredStates(RoundSampler):
             completions = [text for state_id, text in of_texts if state_id == name]
             return state, await sampler.score(fresh, state, completions)
 
-        groups = [started(group(name)) for name in dict.fromkeys(names)]
-        await round_.walks.wait(groups)
-        return [await task for task in groups]
+        return await round_.walks.gather(group(name) for name in dict.fromkeys(names))
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, int64, tensor
 
 from leret.config.training import RoundRecipe
-from leret.core.aio import started
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task, seed_of
@@ -348,9 +347,7 @@ class RoundSampler:
         self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]
     ) -> list[list[Group]]:
         starts = [begin(self.runner, task, fresh=True) for task in tasks]
-        walks = [started(self._walk(sampler, plan, start)) for start in starts]
-        await sampler.walks.wait(walks)
-        return [await rollout for rollout in walks]
+        return await sampler.walks.gather(self._walk(sampler, plan, start) for start in starts)
 
     async def _walk(
         self, sampler: StateSampler, plan: SamplingPlan, start: Awaitable[Point]

@@ -33,6 +33,7 @@ from leret.policies.base import Completion, Messages, Request
 from leret.programs.needs import Finished, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
+from leret.rewards import values_of
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import REPORTED, Crediting
 from leret.rollouts.failures import FAILURES, failure_of, unparsed
@@ -63,7 +64,6 @@ class _Visit:
     state: State
     role: Role
     decoding: tuple[float, float, int]
-    stop: tuple[str, ...]  # strings that end a completion
 
 
 class StateSampler:
@@ -180,7 +180,7 @@ class StateSampler:
     def _visit(self, point: Point, state: State) -> _Visit:
         assert isinstance(point.need, NeedsCompletion)
         role = self._plan.role_of(point.need)
-        return _Visit(point, point.need, state, role, self._plan.decoding_of(role), point.need.stop)
+        return _Visit(point, point.need, state, role, self._plan.decoding_of(role))
 
     async def _of_prompt(
         self,
@@ -259,7 +259,7 @@ class StateSampler:
             temperature,
             max_tokens,
             top_p,
-            visit.stop,
+            visit.need.stop,
             call.choice,
             call.predictor,
             logprobs=with_tokens,
@@ -353,12 +353,7 @@ class StateSampler:
                     point.task, text, deepcopy(outputs), ranking, prediction, n_steps, deep
                 )
                 functions = REPORTED if role.credit == "final" else self._rewards
-                parts: dict[str, float] = {}
-                for name, function in functions.items():
-                    value = function(outcome)
-                    if value is not None:
-                        parts[name] = value
-                parts |= final
+                parts = {**values_of(functions, outcome), **final}
                 [(reward, components)] = self.crediting.mixed([parts], role.credit, sample.task_id)
         if answer.value is not None:
             components["q"] = answer.value
@@ -396,11 +391,10 @@ class StateSampler:
             return await self.end_values(await self.run_on(after, *seed))
 
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
-        ends = [started(run_on(index)) for index in range(n)]
-        await self.walks.wait(ends)
+        ends = await self.walks.gather(run_on(index) for index in range(n))
         by_name: dict[str, list[float]] = {}
         for end in ends:
-            for name, value in (await end).items():
+            for name, value in end.items():
                 by_name.setdefault(name, []).append(value)
         means = {name: sum(values) / len(values) for name, values in by_name.items()}
         return self.crediting.final_components(means)
@@ -437,9 +431,7 @@ async def predictors_searched(
     async def look(task: Task) -> Walk:
         return await sampler.run_on(begin(runner, task, check=True), "look", task.id)
 
-    looks = [started(look(task)) for task in islice(tasks, LOOKED_AT)]
-    await sampler.walks.wait(looks)
-    paths = [await walk for walk in looks]
+    paths = await sampler.walks.gather(look(task) for task in islice(tasks, LOOKED_AT))
     errors = [path.error for path in paths if path.error is not None]
     if paths and len(errors) == len(paths):
         raise errors[0].failed()

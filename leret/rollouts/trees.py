@@ -9,7 +9,6 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from leret.core.aio import started
 from leret.core.types import Sample, State
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.facts import Group
@@ -36,9 +35,10 @@ async def sample_tree(
     for pick in picks:
         if pick.completion is not None:
             first.setdefault(pick.completion, pick)
-    walks = {text: started(follow(sampler.next_point(point, pick))) for text, pick in first.items()}
-    await sampler.walks.wait([*walks.values()])
-    branches = {text: await walk for text, walk in walks.items()}
+    groups = await sampler.walks.gather(
+        follow(sampler.next_point(point, pick)) for pick in first.values()
+    )
+    branches = dict(zip(first, groups, strict=True))
     worth = {text: _worth(groups, unparsed_reward) for text, groups in branches.items()}
     rewarded = [replace(pick, **worth.get(pick.completion or "", {})) for pick in picks]
     return [(state, rewarded), *chain.from_iterable(branches.values())]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic_core import to_jsonable_python
 
@@ -20,6 +20,8 @@ from leret.programs.runner import ProgramRunner
 from leret.programs.search import SearchCall
 from leret.rollouts.actors import Actor
 from leret.rollouts.failures import FAILURES, failure_of, unparsed
+
+T = TypeVar("T")
 
 
 class Reached(NamedTuple):
@@ -190,6 +192,12 @@ class OpenWalks:
             self.n += len(tasks) - 1
             await asyncio.wait(tasks)
 
+    async def gather(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Start coroutines, `wait` for them, and return their results in order."""
+        tasks = [started(coroutine) for coroutine in work]
+        await self.wait(tasks)
+        return [await task for task in tasks]
+
 
 @dataclass(frozen=True)
 class RolloutRunner:
@@ -242,7 +250,7 @@ class RolloutRunner:
                     failure = unparsed(self.runner.formatter, call.predictor, call.completion or "")
                 else:
                     prediction = need.prediction
-        return Rollout(task.id, hops, failure is None, failure, prediction, index, tuple(calls))
+        return Rollout(task.id, hops, failure, prediction, index, tuple(calls))
 
 
 def _hops(searches: Sequence[SearchCall]) -> tuple[Hop, ...]:
