@@ -215,11 +215,7 @@ class Store:
                 busy = RunError(
                     f"{path} is in use by another process; wait, or name another run directory"
                 )
-                try:
-                    opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
-                except OSError as error:
-                    message = f"{path} cannot be locked ({error}); name a writable run directory"
-                    raise RunError(message) from error
+                opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
             self._database = connect(path, read_only)
             self._open = opening.pop_all()
 
@@ -480,14 +476,6 @@ def run_error(path: Path, error: sqlite3.Error) -> RunError:
         return RunError(
             f"{path} rejected a row ({text}); the store is unchanged; run `leret store check`"
         ).failed()
-    if "readonly" in text or "unable to open" in text:
-        return RunError(
-            f"{path} cannot be opened ({text}); name a run directory that you can read and write"
-        )
     if "not a database" in text or "malformed" in text:
         return RunError(f"{path} is damaged ({text}); restore it, or delete it to sample again")
-    if "locked" in text:
-        return RunError(
-            f"{path} is locked by another process ({text}); wait, or name another run directory"
-        )
     return RunError(f"{path} failed: {text}; check the disk and {again}")
