@@ -341,11 +341,12 @@ class Store:
                 state = State(*names, inputs, messages, row["parent"])
                 yield StateSamples(state, digest, tuple(map(sample_of, members)))
 
-    def finished(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Yield the `groups` of sampled predictors in finished questions."""
-        done = {digest: self.done(digest) for digest in self.policy_digests()}
-        groups = (group for group in self.groups(policy_digest) if group.samples[0].is_sampled)
-        return (group for group in groups if group.state.task_id in done[group.policy_digest])
+    def finished(self, policy_digest: str | None) -> Iterator[StateSamples]:
+        """Yield the `groups` of sampled predictors in a policy's finished questions; none for None."""
+        done = self.done(policy_digest or "")
+        for group in self.groups(policy_digest):
+            if group.samples[0].is_sampled and group.state.task_id in done:
+                yield group
 
     def question_ids(self) -> set[str]:
         return self._ids("SELECT DISTINCT question_id FROM states")
@@ -354,10 +355,6 @@ class Store:
         """Return the ids of all samples that did not fail in an outage, sorted."""
         sql = f"SELECT id FROM samples WHERE ifnull(failure_kind, '') NOT IN ({OUTAGE_SQL})"
         return sorted(self._ids(sql))
-
-    def policy_digests(self) -> list[str]:
-        sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
-        return [row["policy_digest"] for row in self._read(sql)]
 
     def reward_range(self) -> tuple[float, float]:
         sql = "SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples"
