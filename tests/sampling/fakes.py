@@ -20,6 +20,7 @@ from leret.policies.base import Completion
 from leret.sampling.store.store import Store
 from tests.http.servers import Served, serving
 
+
 ROOT = Path(__file__).parents[2]
 
 AWAY = {"error": {"message": "upstream is away"}}
@@ -27,6 +28,10 @@ WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 """A document a word; its text names the next one, so that a second hop has something to read."""
 
 DOCS = {word: f"{word} leads to {WORDS[(i + 1) % len(WORDS)]}" for i, word in enumerate(WORDS)}
+
+
+def events_of(run):
+    return [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
 
 
 def questions(n=12):

@@ -24,6 +24,7 @@ from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExamp
 from leret.training.model import find_initial, load_for_training
 from leret.training.stored.preference import IPORecipe, collate_pairs, examples, preference_rows
 from leret.training.stored.trainer import check_loss
+from tests.sampling.fakes import events_of
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
 
@@ -171,5 +172,5 @@ def test_a_run_as_it_was_sampled_passes_and_a_lost_program_is_noted(run, encoder
     check(run, encoder)
     (run.path.parent / "multihop.py").unlink()
     check(run, encoder)
-    (note,) = (json.dumps(event) for event in run.events() if event["event"] == "messages not checked")
+    (note,) = (json.dumps(event) for event in events_of(run) if event["event"] == "messages not checked")
     assert "multihop.py" in note
