@@ -346,7 +346,7 @@ class RoundSampler:
     async def roll_out(
         self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]
     ) -> list[list[Group]]:
-        starts = [begin(self.runner, task, fresh=True) for task in tasks]
+        starts = [begin(self.runner, task) for task in tasks]
         return await sampler.walks.gather(self._walk(sampler, plan, start) for start in starts)
 
     async def _walk(

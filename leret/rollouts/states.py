@@ -110,7 +110,7 @@ class StateSampler:
         """
         visit = self._visit(point, state)
         stored: dict[str, Sample] = {}
-        if self._store is not None and not point.fresh:
+        if self._store is not None:
             rows = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in rows}
         prompts: tuple[Prompt, ...] = (ZERO_SHOT,)

@@ -40,8 +40,6 @@ class Point:
         results: search results of the path; points reached from here share this mapping and add to
             it.
         parent: id of the sample that led here.
-        fresh: if True, the store had no samples of the task when the session began, and is not
-            searched for them.
         check: whether to run each path several times and refuse a program that is not
             deterministic.
         finals: components of the final reward, averaged over continuations, keyed by the JSON of a
@@ -53,7 +51,6 @@ class Point:
     steps: tuple[Step, ...] = ()
     results: SearchResults = field(default_factory=dict)
     parent: str | None = None
-    fresh: bool = False
     check: bool = False
     reached: dict[str, Reached] = field(default_factory=dict)
     finals: dict[str, asyncio.Task[dict[str, float]]] = field(default_factory=dict)
@@ -102,7 +99,7 @@ class Point:
         else:
             path = (*self.steps, step)
             need = await runner.advance(self.task, path, self.results, self.check)
-        return Point(self.task, need, path, self.results, parent, self.fresh, self.check)
+        return Point(self.task, need, path, self.results, parent, self.check)
 
 
 @dataclass(slots=True)
@@ -125,13 +122,11 @@ class Walk:
         return self.points[-1]
 
 
-async def begin(
-    runner: ProgramRunner, task: Task, *, check: bool = False, fresh: bool = False
-) -> Point:
+async def begin(runner: ProgramRunner, task: Task, *, check: bool = False) -> Point:
     """Run a program up to its first state."""
     results: SearchResults = {}
     need = await runner.advance(task, (), results, check)
-    return Point(task, need, results=results, fresh=fresh, check=check)
+    return Point(task, need, results=results, check=check)
 
 
 async def walk(

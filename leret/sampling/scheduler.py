@@ -52,7 +52,6 @@ class Scheduler:
     max_unparsed_rate: float
     check_path: Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]
     usage_now: Callable[[], Mapping[str, float | int | str]] = dict
-    _begun: set[str] = field(default_factory=set)
     _n_searches: list[int] = field(default_factory=list)
 
     async def run(
@@ -61,7 +60,6 @@ class Scheduler:
         """Sample every unfinished task to the end of its path, ``concurrency`` tasks at a time."""
         progress = progress or Progress()
         done = self.store.done(self.sampler.policy_digest)
-        self._begun = self.store.begun(self.sampler.policy_digest)
         stats = SamplingStats(policy_digest=self.sampler.policy_digest)
 
         async def sample(task: Task, check: bool = False) -> None:
@@ -92,12 +90,9 @@ class Scheduler:
                 self.store.flush()
 
     async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
-        fresh = task.id not in self._begun
-        visits: dict[int, PathStep] = {}
-        if not fresh:
-            stored = self.store.visits(self.sampler.policy_digest, task.id)
-            visits = {visit.step: visit for visit in stored}
-        start = begin(self.runner, task, check=check, fresh=fresh)
+        stored = self.store.visits(self.sampler.policy_digest, task.id)
+        visits = {visit.step: visit for visit in stored}
+        start = begin(self.runner, task, check=check)
         path = await walk(start, partial(self._visit, stats, visits))
         if path.failure is not None:
             stats.fail(path.failure)

@@ -313,11 +313,6 @@ class Store:
         """Return the questions with a finished path and no sample that failed in an outage."""
         return self._ids(_DONE_SQL, (policy_digest, policy_digest))
 
-    def begun(self, policy_digest: str) -> set[str]:
-        """Return the ids of questions that have samples but are not `done`."""
-        sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
-        return self._ids(sql, (policy_digest,) * 3)
-
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
         """Yield each visit's samples by policy, question, step, state, prompt and index."""
         self.flush()
