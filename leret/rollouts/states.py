@@ -33,7 +33,6 @@ from leret.policies.base import Completion, Messages, Request
 from leret.programs.needs import Finished, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
-from leret.rewards import values_of
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import REPORTED, Crediting
 from leret.rollouts.failures import FAILURES, failure_of, unparsed
@@ -353,7 +352,12 @@ class StateSampler:
                     point.task, text, deepcopy(outputs), ranking, prediction, n_steps, deep
                 )
                 functions = REPORTED if role.credit == "final" else self._rewards
-                parts = {**values_of(functions, outcome), **final}
+                parts: dict[str, float] = {}
+                for name, function in functions.items():
+                    value = function(outcome)
+                    if value is not None:
+                        parts[name] = value
+                parts |= final
                 [(reward, components)] = self.crediting.mixed([parts], role.credit, sample.task_id)
         if answer.value is not None:
             components["q"] = answer.value
