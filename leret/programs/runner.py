@@ -60,9 +60,20 @@ class ProgramRunner:
         """
         need = self.replay.run(task, steps, results, self.retrieve, check)
         if isinstance(need, NeedsSearch):
-            results[need.key] = await self._search(need)
-            return await self.advance(task, steps, results, check)
+            return await self.answer_search(need, task, steps, results, check)
         return need
+
+    async def answer_search(
+        self,
+        need: NeedsSearch,
+        task: Task,
+        steps: Sequence[Step],
+        results: SearchResults,
+        check: bool,
+    ) -> NeedsCompletion | Finished:
+        """Answer a search, then continue with `advance`."""
+        results[need.key] = await self._search(need)
+        return await self.advance(task, steps, results, check)
 
     async def deep_ids(
         self, need: NeedsCompletion | Finished, n_steps: int, depth: int

@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 from leret.core.aio import for_each, started
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Hop, LMCall, Outcome, Ranking, Rollout, Task, merge
-from leret.programs.needs import PLAIN, Finished, NeedsCompletion, Step
+from leret.programs.needs import PLAIN, Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.programs.search import SearchCall
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class Reached(NamedTuple):
-    """A completion's step, its outputs as JSON values, and a task that runs to the program's next need."""
+    """A completion's step, its outputs as JSON values, and a future for the program's next need."""
 
     step: Step
     outputs: Mapping[str, Any]
-    end: asyncio.Task[NeedsCompletion | Finished]
+    end: asyncio.Future[NeedsCompletion | Finished]
 
 
 @dataclass(slots=True)
@@ -69,8 +69,21 @@ class Point:
                 outputs = step.outputs[0]
             if any(type(value) not in PLAIN for value in outputs.values()):
                 outputs = to_jsonable_python(outputs, fallback=str)
-            end = runner.advance(self.task, (*self.steps, step), self.results, check)
-            reached = Reached(step, outputs, started(end))
+            path = (*self.steps, step)
+            loop = asyncio.get_running_loop()
+            end: asyncio.Future[NeedsCompletion | Finished] = loop.create_future()
+            try:
+                need = runner.replay.run(self.task, path, self.results, runner.retrieve, check)
+            except Exception as error:
+                end.set_exception(error)
+                # marks it as retrieved: no asyncio warning if the session ends first
+                end.exception()
+            else:
+                if isinstance(need, NeedsSearch):  # the search has no answer yet
+                    end = started(runner.answer_search(need, self.task, path, self.results, check))
+                else:
+                    end.set_result(need)
+            reached = Reached(step, outputs, end)
             self.reached[text] = reached
         return reached
 
