@@ -63,6 +63,7 @@ class _Visit:
     state: State
     role: Role
     decoding: tuple[float, float, int]
+    stop: tuple[str, ...]  # strings that end a completion
 
 
 class StateSampler:
@@ -179,7 +180,7 @@ class StateSampler:
     def _visit(self, point: Point, state: State) -> _Visit:
         assert isinstance(point.need, NeedsCompletion)
         role = self._plan.role_of(point.need)
-        return _Visit(point, point.need, state, role, self._plan.decoding_of(role))
+        return _Visit(point, point.need, state, role, self._plan.decoding_of(role), point.need.stop)
 
     async def _of_prompt(
         self,
@@ -258,7 +259,7 @@ class StateSampler:
             temperature,
             max_tokens,
             top_p,
-            visit.need.stop,
+            visit.stop,
             call.choice,
             call.predictor,
             logprobs=with_tokens,

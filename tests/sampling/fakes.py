@@ -20,7 +20,6 @@ from leret.policies.base import Completion
 from leret.sampling.store.store import Store
 from tests.http.servers import Served, serving
 
-
 ROOT = Path(__file__).parents[2]
 
 AWAY = {"error": {"message": "upstream is away"}}
