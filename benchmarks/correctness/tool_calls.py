@@ -252,7 +252,7 @@ def count(rollouts: Any, recorder: Recorder, seeds: Any, directory: Path) -> dic
             same["text"] &= (trained.prompt, trained.completions[0][: None if ends else -1]) == truth
             figures["tool calls"] += len(read_calls(step.completion)[1])
         figures["rollouts"] += 1
-        figures["finished"] += rollout.finished
+        figures["finished"] += rollout.failure is None
         figures["steps"] += len(rollout.steps)
         figures |= {name: figures[name] + value for name, value in same.items()}
     return figures

@@ -23,7 +23,6 @@ from dspy.clients.provider import Provider, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
 from dspy.dsp.utils.settings import main_thread_config, thread_local_overrides
 from dspy.dsp.utils.utils import dotdict
-from dspy.primitives.prediction import Completions
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from leret.core.errors import ProgramError
@@ -193,21 +192,11 @@ def forward_of(program: dspy.Module) -> Callable[..., Any]:
 def prediction_of(
     outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]
 ) -> dspy.Prediction:
-    """Build the same prediction as `dspy.Prediction.from_completions` with copied outputs, three times as fast."""
-    prediction, completions = (
-        dspy.Prediction.__new__(dspy.Prediction),
-        Completions.__new__(Completions),
-    )
+    """Return the prediction with copies of a call's outputs."""
     fields: dict[str, list[Any]] = {}
     for name in outputs[0] if outputs else ():
-        values = [completion[name] for completion in outputs]
-        if any(type(value) is not str for value in values):
-            values = copy.deepcopy(values)
-        fields[name] = values
-    store = {name: values[0] for name, values in fields.items()}
-    vars(completions).update(signature=signature, _completions=fields)
-    vars(prediction).update(_store=store, _completions=completions, _lm_usage=None)
-    return prediction
+        fields[name] = copy.deepcopy([completion[name] for completion in outputs])
+    return dspy.Prediction.from_completions(fields, signature)
 
 
 def last_message(

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -81,22 +80,13 @@ class MissingDependency(LeretError):
     """A missing ``package``. The message says to run ``command``, by default the pip command for ``extra``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
-        from importlib.metadata import (
-            PackageNotFoundError,
-            requires,
-        )  # imported late to keep every command fast
-
-        lines: list[str] = []
-        with suppress(PackageNotFoundError):  # leret itself is not installed
-            lines = requires("leret") or lines
-        packages = [f"'{line.partition(';')[0]}'" for line in lines if line.endswith(f"'{extra}'")]
-        others = (
-            f"; for a leret checkout, run `pip install {' '.join(packages)}`"
-            if packages and not command
-            else ""
-        )
-        install = command or f"pip install 'leret[{extra}]'"
-        super().__init__(f"{package} is not installed; run `{install}`{others}")
+        advice = f"run `{command}`"
+        if command is None:
+            advice = (
+                f"run `pip install 'leret[{extra}]'`, or in a checkout of leret "
+                f"`pip install -e '.[{extra}]'`"
+            )
+        super().__init__(f"{package} is not installed; {advice}")
 
 
 def import_optional(module: str, package: str, extra: str) -> Any:

@@ -225,18 +225,6 @@ class Run:
         with self.writing(), (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the events in events.jsonl, oldest first, without lines that a crash cut off."""
-        path = self.path / "events.jsonl"
-        if not path.is_file():
-            return
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
-
     def trainings(self) -> dict[str, dict[str, Any]]:
         """Map each fully trained policy to its training.json; a policy comes after its parent."""
         notes = {}

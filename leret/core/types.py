@@ -360,7 +360,6 @@ class Rollout:
 
     task_id: str
     hops: tuple[Hop, ...]
-    finished: bool  # True if the program returned ``prediction``
     failure: Failure | None = None  # why the program did not return
     prediction: Any = None
     index: int = 0  # index of the run among repeated runs on the task

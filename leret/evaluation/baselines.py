@@ -210,7 +210,7 @@ def one_search(retriever: Retriever, tasks: Sequence[Task], k: int) -> Iterator[
     for task, ranking in zip(
         tasks, retriever.search([task.text for task in tasks], k), strict=True
     ):
-        yield Rollout(task.id, (Hop((task.text,), ranking),), True)
+        yield Rollout(task.id, (Hop((task.text,), ranking),))
 
 
 def special_fields(predictor: str, signature: type[dspy.Signature] | None) -> list[str]:

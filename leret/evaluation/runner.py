@@ -194,7 +194,7 @@ class Evaluator:
             failure = replace(
                 failure_of(error), message=f"reader ({len(passages)} passages): {error}"
             )
-            return replace(rollout, finished=False, failure=failure, prediction=None), 0, 0
+            return replace(rollout, failure=failure, prediction=None), 0, 0
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
         return replace(rollout, prediction=completion.text.strip()), 1, n_tokens
 

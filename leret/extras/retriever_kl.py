@@ -110,9 +110,9 @@ def document_scores(samples: Sequence[Sample], unparsed_reward: float | None) ->
     """Return the mean reward of the samples that found each document, if not all found it."""
     scored = training_rewards(samples, unparsed_reward)
     rewards = defaultdict(list)
-    for sample, reward in scored:
+    for sample in scored:
         for doc_id in dict.fromkeys(sample.doc_ids):
-            rewards[doc_id].append(reward)
+            rewards[doc_id].append(sample.reward or 0.0)
     return {
         doc_id: fmean(values) for doc_id, values in rewards.items() if len(values) < len(scored)
     }

@@ -17,10 +17,9 @@ from pydantic import Field, PositiveInt
 from torch import tensor
 
 from leret.config.training import PolicyGradientRecipe, RoundRecipe
-from leret.core.aio import started
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.core.types import State, Task, digest, seed_of
+from leret.core.types import Sample, State, Task, digest, seed_of
 from leret.policies.checkpoints import adapter_base
 from leret.policies.local.chat_template import reads_clock
 from leret.policies.local.policy import LocalPolicy
@@ -156,16 +155,16 @@ class StoredStates(RoundSampler):
             by_state[sampled.id] = iter([rewards.get(sample.id) for sample in samples])
         return [next(by_state[name]) for name in state]
 
-    def _log_rewards(self, groups: Sequence[Group], log_metric: Any) -> dict[str, float]:
+    def _log_rewards(self, groups: Sequence[Group], log_metric: Any) -> dict[str, float | None]:
         """Log the round's metrics; return the reward of each scored sample."""
-        scored = []
+        scored: list[Sample] = []
         for _, members in self.scored(groups):
             scored += members
-        names, parts = self.parts_of([sample for sample, _ in scored])
-        rewards = tensor([reward for _, reward in scored])
+        names, parts = self.parts_of(scored)
+        rewards = tensor([sample.reward for sample in scored])
         for name, value in self.metrics_of(groups, names, parts, rewards).items():
             log_metric(name, value)
-        return {sample.id: reward for sample, reward in scored}
+        return {sample.id: sample.reward for sample in scored}
 
     async def _collect_states(self, tasks: Sequence[Task]) -> None:
         plan = await self.plan_of(Round(), tasks, self.recipe.seed)
@@ -185,9 +184,7 @@ class StoredStates(RoundSampler):
             completions = [text for state_id, text in of_texts if state_id == name]
             return state, await sampler.score(fresh, state, completions)
 
-        groups = [started(group(name)) for name in dict.fromkeys(names)]
-        await round_.walks.wait(groups)
-        return [await task for task in groups]
+        return await round_.walks.gather(group(name) for name in dict.fromkeys(names))
 
 
 @contextmanager

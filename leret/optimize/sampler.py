@@ -13,10 +13,12 @@ from leret.core.errors import PolicyError
 from leret.optimize.inputs import LMCallsSpent, counted_lm, greedy_lm
 from leret.optimize.job import CompileJob, in_thread
 from leret.programs.prompts import Prompt
+from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward, scoring
 from leret.rollouts.actors import SamplingPlan
 from leret.rollouts.failures import BOUNDARIES, SamplingStats
+from leret.rollouts.states import with_credit
 from leret.sampling.bank.bank import load_bank, save_bank
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
 from leret.sampling.stage import sample_tasks
@@ -140,18 +142,13 @@ async def _sample(job: CompileJob, prompts: Sequence[Prompt]) -> None:
     job.progress.start("sampling", len(job.examples))
     lm = next(iter(job.trained.values()))
     with searches as search, Store(job.run.store) as store:
+        program = job.program.deepcopy()
+        read = lm.engine.reader(lm.model)
+        runner = ProgramRunner.over(program.deepcopy(), job.adapter, search, job.rm, read)
+        tasks = list(job.examples)
+        plan = await with_credit(plan, runner, tasks, job.run)
         stats = await sample_tasks(
-            list(job.examples),
-            job.program.deepcopy(),
-            job.adapter,
-            search,
-            plan,
-            store,
-            settings,
-            rm=job.rm,
-            read=lm.engine.reader(lm.model),
-            run=job.run,
-            progress=job.progress,
+            tasks, runner, program, plan, store, settings, progress=job.progress
         )
     for note in _notes(stats):
         job.log("sample", note, failures=dict(stats.failures))

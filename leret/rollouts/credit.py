@@ -139,9 +139,7 @@ def credit_of(sample: Sample) -> str:
     return "final"
 
 
-def training_rewards(
-    samples: Sequence[Sample], unparsed_reward: float | None
-) -> list[tuple[Sample, float]]:
+def training_rewards(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
     """Return a group's rewarded samples and unparsed completions, with their rewards for training.
 
     If ``unparsed_reward`` is None, unparsed completions get the lowest reward in the group, but at
@@ -150,15 +148,8 @@ def training_rewards(
     if unparsed_reward is None:
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         unparsed_reward = min([0.0, *rewards])
-    rewarded: list[tuple[Sample, float]] = []
-    for sample in samples:
-        if not sample.is_sampled:
-            continue
-        if sample.reward is not None:
-            rewarded.append((sample, sample.reward))
-        elif sample.is_unparsed:
-            rewarded.append((sample, unparsed_reward))
-    return rewarded
+    priced = with_unparsed_reward(samples, unparsed_reward)
+    return [sample for sample in priced if sample.is_sampled and sample.reward is not None]
 
 
 def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from leret.core.aio import started
 from leret.core.types import Sample, State, digest, seed_of
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
@@ -35,12 +34,9 @@ async def sample_question(
     ends a rollout, its turns have no reward.
     """
     assert plan.final is not None
-    walks = [
-        started(sampler.run_on(start, "rollout", start.task.id, index))
-        for index in range(plan.n_samples)
-    ]
-    await sampler.walks.wait(walks)
-    paths = [await walk for walk in walks]
+    paths = await sampler.walks.gather(
+        sampler.run_on(start, "rollout", start.task.id, index) for index in range(plan.n_samples)
+    )
     parts: dict[int, dict[str, float]] = {}
     for index, path in enumerate(paths):
         if path.error is None and not path.end.unparsed:

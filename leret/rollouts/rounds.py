@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, int64, tensor
 
 from leret.config.training import RoundRecipe
-from leret.core.aio import started
 from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task, seed_of
@@ -347,10 +346,8 @@ class RoundSampler:
     async def roll_out(
         self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]
     ) -> list[list[Group]]:
-        starts = [begin(self.runner, task, fresh=True) for task in tasks]
-        walks = [started(self._walk(sampler, plan, start)) for start in starts]
-        await sampler.walks.wait(walks)
-        return [await rollout for rollout in walks]
+        starts = [begin(self.runner, task) for task in tasks]
+        return await sampler.walks.gather(self._walk(sampler, plan, start) for start in starts)
 
     async def _walk(
         self, sampler: StateSampler, plan: SamplingPlan, start: Awaitable[Point]
@@ -397,7 +394,6 @@ class RoundSampler:
         self, tasks: Sequence[Task], rollouts: Sequence[Sequence[Group]], round_: Round
     ) -> Sampled:
         samples: list[Sample] = []
-        values: list[float] = []
         predictors: list[str] = []
         states: list[int] = []
         walks: list[int] = []
@@ -405,9 +401,7 @@ class RoundSampler:
         groups = list(chain.from_iterable(rollouts))
         for number, rollout in enumerate(rollouts):
             for state, rewarded in self.scored(rollout):
-                for sample, reward in rewarded:
-                    samples.append(sample)
-                    values.append(reward)
+                samples += rewarded
                 n = len(rewarded)
                 predictors += [state.predictor] * n
                 states += [n_states] * n
@@ -422,7 +416,7 @@ class RoundSampler:
         written = [group for group in groups if group[0].predictor not in picks]
         if self.recipe.branches:  # the metrics of a joint training are the writer's
             groups = written
-        rewards = tensor(values)
+        rewards = tensor([sample.reward for sample in samples])
         names, parts = self.parts_of(samples)
         metrics = self.metrics_of(groups, names, parts, rewards)
         metrics |= completion_facts(groups, round_.completions)
@@ -503,19 +497,20 @@ class RoundSampler:
         """
         components: set[str] = set()
         for sample in samples:
-            if sample.reward is not None:
+            if not sample.is_unparsed:
                 components |= sample.components.keys()
         names = sorted(
             name for name in components if name in self._scoring.parts or name.startswith("final")
         )
         rows: list[list[float]] = []
         for sample in samples:
-            missing = 0.0 if sample.reward is None else math.nan
+            missing = 0.0 if sample.is_unparsed else math.nan
             rows.append([sample.components.get(name, missing) for name in names])
         return names, tensor(rows).reshape(len(samples), len(names))
 
-    def scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
-        scored: list[tuple[State, list[tuple[Sample, float]]]] = []
+    def scored(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with samples to train on, with these samples alone."""
+        scored: list[Group] = []
         for state, samples in groups:
             rewarded = training_rewards(samples, self._unparsed_reward)
             if rewarded:

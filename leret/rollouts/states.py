@@ -110,7 +110,7 @@ class StateSampler:
         """
         visit = self._visit(point, state)
         stored: dict[str, Sample] = {}
-        if self._store is not None and not point.fresh:
+        if self._store is not None:
             rows = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in rows}
         prompts: tuple[Prompt, ...] = (ZERO_SHOT,)
@@ -393,11 +393,10 @@ class StateSampler:
             return await self.end_values(await self.run_on(after, *seed))
 
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
-        ends = [started(run_on(index)) for index in range(n)]
-        await self.walks.wait(ends)
+        ends = await self.walks.gather(run_on(index) for index in range(n))
         by_name: dict[str, list[float]] = {}
         for end in ends:
-            for name, value in (await end).items():
+            for name, value in end.items():
                 by_name.setdefault(name, []).append(value)
         means = {name: sum(values) / len(values) for name, values in by_name.items()}
         return self.crediting.final_components(means)
@@ -434,9 +433,7 @@ async def predictors_searched(
     async def look(task: Task) -> Walk:
         return await sampler.run_on(begin(runner, task, check=True), "look", task.id)
 
-    looks = [started(look(task)) for task in islice(tasks, LOOKED_AT)]
-    await sampler.walks.wait(looks)
-    paths = [await walk for walk in looks]
+    paths = await sampler.walks.gather(look(task) for task in islice(tasks, LOOKED_AT))
     errors = [path.error for path in paths if path.error is not None]
     if paths and len(errors) == len(paths):
         raise errors[0].failed()

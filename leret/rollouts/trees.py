@@ -9,7 +9,6 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from leret.core.aio import started
 from leret.core.types import Sample, State
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.facts import Group
@@ -36,9 +35,10 @@ async def sample_tree(
     for pick in picks:
         if pick.completion is not None:
             first.setdefault(pick.completion, pick)
-    walks = {text: started(follow(sampler.next_point(point, pick))) for text, pick in first.items()}
-    await sampler.walks.wait([*walks.values()])
-    branches = {text: await walk for text, walk in walks.items()}
+    groups = await sampler.walks.gather(
+        follow(sampler.next_point(point, pick)) for pick in first.values()
+    )
+    branches = dict(zip(first, groups, strict=True))
     worth = {text: _worth(groups, unparsed_reward) for text, groups in branches.items()}
     rewarded = [replace(pick, **worth.get(pick.completion or "", {})) for pick in picks]
     return [(state, rewarded), *chain.from_iterable(branches.values())]
@@ -46,7 +46,7 @@ async def sample_tree(
 
 def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, Any]:
     """Return the reward and the components of a pick; empty if no sample after it has a reward."""
-    rewarded: list[tuple[Sample, float]] = []
+    rewarded: list[Sample] = []
     for _, samples in groups:
         if any(sample.is_sampled for sample in samples):
             rewarded = training_rewards(samples, unparsed_reward)
@@ -54,9 +54,10 @@ def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, 
     if not rewarded:
         return {}
     parts: dict[str, list[float]] = defaultdict(list)
-    for sample, _ in rewarded:
+    for sample in rewarded:
         for name, value in sample.components.items():
             if name.startswith("final"):
                 parts[name].append(value)
     components = {name: fmean(values) for name, values in parts.items()}
-    return {"reward": fmean(reward for _, reward in rewarded), "components": components}
+    reward = fmean(sample.reward or 0.0 for sample in rewarded)
+    return {"reward": reward, "components": components}

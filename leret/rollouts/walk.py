@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic_core import to_jsonable_python
 
@@ -20,6 +20,8 @@ from leret.programs.runner import ProgramRunner
 from leret.programs.search import SearchCall
 from leret.rollouts.actors import Actor
 from leret.rollouts.failures import FAILURES, failure_of, unparsed
+
+T = TypeVar("T")
 
 
 class Reached(NamedTuple):
@@ -38,8 +40,6 @@ class Point:
         results: search results of the path; points reached from here share this mapping and add to
             it.
         parent: id of the sample that led here.
-        fresh: if True, the store had no samples of the task when the session began, and is not
-            searched for them.
         check: whether to run each path several times and refuse a program that is not
             deterministic.
         finals: components of the final reward, averaged over continuations, keyed by the JSON of a
@@ -51,7 +51,6 @@ class Point:
     steps: tuple[Step, ...] = ()
     results: SearchResults = field(default_factory=dict)
     parent: str | None = None
-    fresh: bool = False
     check: bool = False
     reached: dict[str, Reached] = field(default_factory=dict)
     finals: dict[str, asyncio.Task[dict[str, float]]] = field(default_factory=dict)
@@ -113,7 +112,7 @@ class Point:
         else:
             path = (*self.steps, step)
             need = await runner.advance(self.task, path, self.results, self.check)
-        return Point(self.task, need, path, self.results, parent, self.fresh, self.check)
+        return Point(self.task, need, path, self.results, parent, self.check)
 
 
 @dataclass(slots=True)
@@ -136,13 +135,11 @@ class Walk:
         return self.points[-1]
 
 
-async def begin(
-    runner: ProgramRunner, task: Task, *, check: bool = False, fresh: bool = False
-) -> Point:
+async def begin(runner: ProgramRunner, task: Task, *, check: bool = False) -> Point:
     """Run a program up to its first state."""
     results: SearchResults = {}
     need = await runner.advance(task, (), results, check)
-    return Point(task, need, results=results, fresh=fresh, check=check)
+    return Point(task, need, results=results, check=check)
 
 
 async def walk(
@@ -189,6 +186,12 @@ class OpenWalks:
         if tasks:
             self.n += len(tasks) - 1
             await asyncio.wait(tasks)
+
+    async def gather(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Start coroutines, `wait` for them, and return their results in order."""
+        tasks = [started(coroutine) for coroutine in work]
+        await self.wait(tasks)
+        return [await task for task in tasks]
 
 
 @dataclass(frozen=True)
@@ -242,7 +245,7 @@ class RolloutRunner:
                     failure = unparsed(self.runner.formatter, call.predictor, call.completion or "")
                 else:
                     prediction = need.prediction
-        return Rollout(task.id, hops, failure is None, failure, prediction, index, tuple(calls))
+        return Rollout(task.id, hops, failure, prediction, index, tuple(calls))
 
 
 def _hops(searches: Sequence[SearchCall]) -> tuple[Hop, ...]:

@@ -39,20 +39,19 @@ _WAIT = ("policy", "retrieval")
 class Scheduler:
     """Samples tasks into a store.
 
-    ``max_error_rate`` is the maximum share of failed samples, not counting unparsed completions
-    (None: no limit). ``max_unparsed_rate`` is the maximum share of unparsed completions.
-    ``check_path`` checks the first tasks' paths.
+    ``max_error_rate`` is the maximum share of failed samples, not counting unparsed completions;
+    ``max_unparsed_rate`` is the maximum share of unparsed completions. ``check_path`` checks the
+    first tasks' paths.
     """
 
     runner: ProgramRunner
     sampler: StateSampler
     store: Store
     seed: int
-    max_error_rate: float | None
-    max_unparsed_rate: float = 1.0
-    check_path: Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]] | None = None
+    max_error_rate: float
+    max_unparsed_rate: float
+    check_path: Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]
     usage_now: Callable[[], Mapping[str, float | int | str]] = dict
-    _begun: set[str] = field(default_factory=set)
     _n_searches: list[int] = field(default_factory=list)
 
     async def run(
@@ -61,7 +60,6 @@ class Scheduler:
         """Sample every unfinished task to the end of its path, ``concurrency`` tasks at a time."""
         progress = progress or Progress()
         done = self.store.done(self.sampler.policy_digest)
-        self._begun = self.store.begun(self.sampler.policy_digest)
         stats = SamplingStats(policy_digest=self.sampler.policy_digest)
 
         async def sample(task: Task, check: bool = False) -> None:
@@ -74,10 +72,9 @@ class Scheduler:
         try:
             with gc_frozen():
                 rest = (task for task in tasks if task.id not in done)
-                if self.check_path is not None:
-                    checked = islice(rest, _CHECKED)
-                    await for_each(checked, partial(sample, check=True), concurrency)
-                    self._refuse_unseen_searches()
+                checked = islice(rest, _CHECKED)
+                await for_each(checked, partial(sample, check=True), concurrency)
+                self._refuse_unseen_searches()
                 await for_each(rest, sample, concurrency)
         finally:
             saving.cancel()
@@ -93,12 +90,9 @@ class Scheduler:
                 self.store.flush()
 
     async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
-        fresh = task.id not in self._begun
-        visits: dict[int, PathStep] = {}
-        if not fresh:
-            stored = self.store.visits(self.sampler.policy_digest, task.id)
-            visits = {visit.step: visit for visit in stored}
-        start = begin(self.runner, task, check=check, fresh=fresh)
+        stored = self.store.visits(self.sampler.policy_digest, task.id)
+        visits = {visit.step: visit for visit in stored}
+        start = begin(self.runner, task, check=check)
         path = await walk(start, partial(self._visit, stats, visits))
         if path.failure is not None:
             stats.fail(path.failure)
@@ -112,8 +106,7 @@ class Scheduler:
             self._n_searches.append(len(end.need.searches))
             if self.sampler.credits != {"final"}:
                 self._note_unseen(task, end.need, stats)
-        if self.check_path is not None:
-            await self.check_path(task, end.steps, end.results)
+        await self.check_path(task, end.steps, end.results)
 
     async def _visit(
         self, stats: SamplingStats, visits: Mapping[int, PathStep], point: Point
@@ -205,8 +198,7 @@ class Scheduler:
         )
 
     def _check(self, stats: SamplingStats, last: bool = False) -> None:
-        if self.max_error_rate is not None:
-            refuse_failures(stats, self.max_error_rate, self.max_unparsed_rate, last)
+        refuse_failures(stats, self.max_error_rate, self.max_unparsed_rate, last)
 
 
 def unseen_documents(end: Finished) -> dict[str, list[str]]:

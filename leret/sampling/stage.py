@@ -1,6 +1,6 @@
 """`leret sample`: sample a program's states with several prompts, score the samples, and build preference pairs.
 
-`sample_tasks` works on objects (tasks, program, adapter, plan, store). `sample` creates these
+`sample_tasks` works on objects (tasks, runner, program, plan, store). `sample` creates these
 objects from a recipe and also makes the prompt bank, the preferences and the report of a run.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, policy_for, probe, sampled_policy
 from leret.policies.local.chat_template import dated
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import check_path
 from leret.programs.needs import NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -56,7 +54,7 @@ from leret.rollouts.environment import (
     scorable,
 )
 from leret.rollouts.failures import SamplingStats, cut_notes, refuse_unparsed
-from leret.rollouts.states import LOOKED_AT, StateSampler, with_credit
+from leret.rollouts.states import StateSampler, with_credit
 from leret.sampling.bank.bank import load_or_build_bank
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
@@ -106,43 +104,31 @@ class SampleReport:
 
 
 async def sample_tasks(
-    tasks: Iterable[Task],
+    tasks: Sequence[Task],
+    runner: ProgramRunner,
     program: dspy.Module,
-    adapter: dspy.Adapter,
-    search: SearchBatcher | None,
     plan: SamplingPlan,
     store: Store,
     settings: SamplingSettings,
     *,
-    rm: Any = None,
-    read: ToolReader = read_calls,
-    run: Run | None = None,
     usage: Usage | None = None,
     progress: Progress | None = None,
     usage_now: Callable[[], Mapping[str, float | int | str]] = dict,
 ) -> SamplingStats:
     """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
-    The call replaces the program's LMs with stand-ins. ``search`` must use the running event loop;
-    pass None if every `leret.Search` has a retriever. A predictor's credit ``auto`` is decided on
-    the first tasks and stored in ``run``.
+    ``program`` is an instance of the runner's program that nothing else uses; the first tasks' paths
+    are checked on it. The searches of ``runner`` must use the running event loop.
 
     Raises LeretError if too many samples fail or the program cannot be replayed; finished samples
     are kept.
     """
-    separate = program.deepcopy()
-    runner = ProgramRunner.over(program, adapter, search, rm, read)
-    rest = iter(tasks)
-    first: list[Task] = []
-    if plan.searched is None:
-        first = list(islice(rest, LOOKED_AT))
-        plan = await with_credit(plan, runner, first, run)
     # The first task checks all prompts, later ones only the first prompt.
     unchecked = iter([plan.prompts])
 
     def check(task: Task, steps: Sequence[Step], results: SearchResults) -> Awaitable[None]:
         prompts = next(unchecked, plan.prompts[:1])
-        return check_path(separate, runner, task, steps, results, prompts)
+        return check_path(program, runner, task, steps, results, prompts)
 
     scheduler = Scheduler(
         runner,
@@ -154,7 +140,7 @@ async def sample_tasks(
         check,
         usage_now,
     )
-    stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
+    stats = await scheduler.run(tasks, settings.concurrency, progress)
     stats.notes += _credit_notes(plan, runner)
     if plan.hints is not None:
         stats.notes.append(plan.hints.note())
@@ -343,12 +329,13 @@ async def sample_session(
     lm = environment.recipe.policy
     settings = environment.recipe.sampling
     search = SearchBatcher(environment.retriever)
+    runner = environment.runner(search)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             plan = sampling_plan(environment.recipe, policy)
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             plan = with_bank(plan, prompts, environment)
-            plan = await with_credit(plan, environment.runner(search), tasks, run)
+            plan = await with_credit(plan, runner, tasks, run)
         notes = environment.notes()
         sampled = tasks if only is None else only
         if not sampled:
@@ -360,13 +347,11 @@ async def sample_session(
         async with events:
             stats = await sample_tasks(
                 sampled,
+                runner,
                 environment.program(),
-                environment.adapter,
-                search,
                 plan,
                 store,
                 settings,
-                read=environment.replay.read,
                 usage=usage,
                 progress=progress,
                 usage_now=events.facts,

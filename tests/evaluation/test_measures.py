@@ -20,7 +20,7 @@ def rows(*hops, n_steps=None, failure=None, question=QUESTION):
     made = tuple(Hop((query,), tuple(Passage(i, "", "", 1.0) for i in found), n) for query, found, n in hops)
     steps = [LMCall("p", {}, (), f"text {n}", None) for n in range(len(hops) if n_steps is None else n_steps)]
     scorer = Scorer(named("recall", "ap", "all_found", "bridge_found"), [question], CORPUS)
-    return scorer.rows(Rollout("q", made, failure is None, failure, steps=tuple(steps)))
+    return scorer.rows(Rollout("q", made, failure, steps=tuple(steps)))
 
 
 def test_every_hop_by_hand():
@@ -75,7 +75,7 @@ def test_the_bridge_is_found_by_a_chunk_of_it():
     question = replace(QUESTION, parents=corpus.parents)
     assert hidden_gold(question, corpus) == ("b",)
     found = Hop(("one",), tuple(Passage(i, "", "", 1.0) for i in ("x#0", "b#1")))
-    [row] = Scorer(named("recall", "bridge_found"), [question], corpus).rows(Rollout("q", (found,), True))
+    [row] = Scorer(named("recall", "bridge_found"), [question], corpus).rows(Rollout("q", (found,)))
     assert row.measures == {"recall": 0.5, "bridge_found": 1.0}
 
 
@@ -85,7 +85,7 @@ def test_the_last_row_keeps_the_answer_and_the_picked_ids():
     steps += [LMCall("pick", choice, (), STOP.id, {"id": STOP.id})]
     hops = tuple(Hop(("q",), (), n) for n in (1, 2))
     prediction = {"answer": 7, "why": "x", "context": ["long"]}
-    rollout = Rollout("q", hops, True, prediction=prediction, steps=tuple(steps))
+    rollout = Rollout("q", hops, prediction=prediction, steps=tuple(steps))
     first, last = Scorer(named("recall"), [QUESTION], CORPUS).rows(rollout)
     assert (first.prediction, first.picked) == (None, ())
     assert (last.prediction, last.picked) == ('{"why": "x", "answer": "7"}', ("b",))
@@ -96,6 +96,6 @@ def test_the_last_row_keeps_the_answer_and_the_picked_ids():
 def test_a_run_that_does_not_parse_has_answered_nothing_and_a_failed_run_has_no_score():
     task = Task.question("q", "?", answer="x")
     for failure, measures in ((Failure("parse", ""), {"f1": 0.0}), (Failure("policy", "down"), {})):
-        rollout = Rollout("q", (), False, failure, steps=(LMCall("p", {}, (), "", None),))
+        rollout = Rollout("q", (), failure, steps=(LMCall("p", {}, (), "", None),))
         [row] = Scorer(named("f1"), [task], CORPUS).rows(rollout)
         assert row.measures == measures

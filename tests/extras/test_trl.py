@@ -61,7 +61,8 @@ def scored(sampled, base):
         policy = LocalPolicy(LocalPolicySettings(model=str(base)))
         states = StoredStates(GRPO, environment, sampled, policy, training_tasks(environment, GRPO))
         environment.retriever.search.reset_mock()
-        yield states, environment.retriever.search, [one for group in store.finished() for one in group.samples]
+        groups = store.finished(sampled.manifest.policy_digest)
+        yield states, environment.retriever.search, [one for group in groups for one in group.samples]
         states.close()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from leret.core.runs import Run
 from leret.http.usage import Usage, UsageEvents
+from tests.sampling.fakes import events_of
 
 ENDPOINT = {"retries": 2, "fault_timeout": 3}
 METERED = SimpleNamespace(meter=SimpleNamespace(snapshot=lambda: ENDPOINT))
@@ -31,7 +32,7 @@ def spend(run, policy, during=lambda events: None):
 
 def test_last_account_has_all_counts(run):
     spend(run, METERED)
-    [account] = run.events()
+    [account] = events_of(run)
     counts = {"calls": 3, "completions": 3, "failed": 2, "prompt_tokens": 2000, "completion_tokens": 60}
     assert (counts | {"cost": 0.00206, "searches": SEARCHES, "endpoint": ENDPOINT}).items() <= account.items()
 
@@ -39,7 +40,7 @@ def test_last_account_has_all_counts(run):
 def test_account_is_written_after_a_failure(run):
     with pytest.raises(ZeroDivisionError):
         spend(run, None, lambda events: 1 // 0)
-    assert [(event["event"], event["calls"]) for event in run.events()] == [("accounts", 3)]
+    assert [(event["event"], event["calls"]) for event in events_of(run)] == [("accounts", 3)]
 
 
 def test_percentiles_are_right_to_five_percent():

@@ -13,10 +13,12 @@ from leret.core.types import Outcome, Task
 from leret.policies.base import Completion, PromptTooLongError
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.runner import ProgramRunner
 from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.states import with_credit
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
 from tests.optimize.conftest import Asking
@@ -74,8 +76,14 @@ def sample(path, role, program=None, tasks=None, prompts=(ZERO_SHOT, FEW), run=N
     rewards = {key: scoring(plan[key], key) for key in ("reward", "final") if plan.get(key)}
     made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **{**plan, **rewards})
     with Store(path) as store, closing(SearchBatcher(retriever or FakeRetriever())) as searches:
-        parts = program or Answering(), CompactAdapter(), searches, made, store, SETTINGS
-        return asyncio.run(sample_tasks(tasks or questions(6), *parts, run=run))
+        own = program or Answering()
+        runner = ProgramRunner.over(own.deepcopy(), CompactAdapter(), searches)
+
+        async def go():
+            asked = tasks or questions(6)
+            return await sample_tasks(asked, runner, own, await with_credit(made, runner, asked, run), store, SETTINGS)
+
+        return asyncio.run(go())
 
 
 def groups_of(path, predictor=None):

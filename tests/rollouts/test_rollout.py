@@ -31,7 +31,7 @@ def test_every_question_ends_with_its_steps_and_hops(replay, formatter):
     rollouts = roll(replay, formatter, FakePolicy())
     assert [r.task_id for r in rollouts] == [q.id for q in questions()]
     for rollout in rollouts:
-        assert rollout.finished
+        assert rollout.failure is None
         first, second = rollout.steps
         found, both = (hop.ranking for hop in rollout.hops)
         assert first.inputs["context"] == []
@@ -56,7 +56,7 @@ def test_a_pick_is_a_step_with_its_value_and_a_hop_where_it_retrieves():
 
 def test_an_outage_is_a_failure_and_the_others_go_on(replay, formatter):
     policy = FakePolicy(fail=lambda request: "number 3" in request.messages[-1]["content"])
-    failed = [r for r in roll(replay, formatter, policy) if not r.finished]
+    failed = [r for r in roll(replay, formatter, policy) if r.failure]
     assert [(r.task_id, r.failure.kind, r.steps, r.hops) for r in failed] == [("q03", "policy", (), ())]
     rollouts = roll(replay, formatter, FakePolicy(), FakeRetriever(broken=["alpha"]))
     assert {(r.failure.kind, len(r.steps) - len(r.hops)) for r in rollouts if r.failure} == {("retrieval", 1)}

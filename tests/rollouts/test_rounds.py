@@ -61,7 +61,7 @@ def test_stored_states_are_those_of_the_run(begun, environment, policy):
     recipe = begun.section("sampling", "")
     sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), begun)
     with Store(begun.store, read_only=True) as store:
-        states = {group.state.id: group.state for group in store.finished()}
+        states = {group.state.id: group.state for group in store.finished(begun.manifest.policy_digest)}
     tasks = training_tasks(environment, RECIPE)
     stored = sampler(begun, environment, policy, states="stored").sample(tasks, 0)
     wanted = {policy.prompt_ids(state.messages) for state in states.values()}
@@ -116,7 +116,7 @@ def state_with(*rewards):
 def test_what_does_not_parse_has_a_price_and_an_outage_has_none(price, rewards, expected):
     made = SimpleNamespace(_unparsed_reward=price)
     [(_, scored)] = RoundSampler.scored(made, [state_with(*rewards)])
-    assert [value for _, value in scored] == expected
+    assert [sample.reward for sample in scored] == expected
 
 
 def test_a_part_that_does_not_apply_to_some_samples_is_still_told():

@@ -29,6 +29,10 @@ WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 DOCS = {word: f"{word} leads to {WORDS[(i + 1) % len(WORDS)]}" for i, word in enumerate(WORDS)}
 
 
+def events_of(run):
+    return [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+
+
 def questions(n=12):
     pairs = [(WORDS[i % 6], WORDS[(i + 1) % 6]) for i in range(n)]
     return [Task.question(f"q{i:02d}", f"what follows {gold[0]} number {i}", gold=gold) for i, gold in enumerate(pairs)]

@@ -17,7 +17,7 @@ from leret.sampling.stage import sample
 from leret.sampling.store.merge import merge_shards, shard_stores
 from leret.sampling.store.store import Store
 from tests.sampling import fakes
-from tests.sampling.fakes import content, preferences, write_data
+from tests.sampling.fakes import content, events_of, preferences, write_data
 
 
 def served(server, limit=None, **sampling):
@@ -45,7 +45,7 @@ def test_shards_make_what_one_process_makes(server, run):
     whole = sample(recipe, alone)
     assert [sample_shard(recipe, run, Shard(i, 3)).questions for i in range(3)] == [8, 8, 8]
     assert len(shard_stores(run)) == 3
-    assert [event["event"] for event in run.events()].count("bank") == 1
+    assert [event["event"] for event in events_of(run)].count("bank") == 1
     asked = server.n_asked
     report = sample(recipe, run)
     assert (server.n_asked, report.new_questions, report.samples) == (asked, 0, whole.samples)
@@ -111,7 +111,7 @@ def test_two_workers_one_of_them_killed_make_what_one_process_makes(connected, s
         until = time.monotonic() + 120
         while time.monotonic() < until and server.answered < n_samples // 3:
             time.sleep(0.01)
-        os.kill([event["pid"] for event in run.events() if event["event"] == "shard"][-1], signal.SIGKILL)
+        os.kill([event["pid"] for event in events_of(run) if event["event"] == "shard"][-1], signal.SIGKILL)
         open_requests.append(server.n_asked - len(ids(*shard_stores(run))))
 
     server.asked.clear()
@@ -120,7 +120,7 @@ def test_two_workers_one_of_them_killed_make_what_one_process_makes(connected, s
     killer.start()
     report = sample(recipe, run, distribute=RayCluster(2))
     killer.join(5)
-    begun = [event["shard"] for event in run.events() if event["event"] == "shard"]
+    begun = [event["shard"] for event in events_of(run) if event["event"] == "shard"]
     assert len(begun) == len(set(begun)) + 1  # the killed worker's shard, by another one
     assert report.new_samples == n_samples
     assert content(run) == content(alone)

@@ -14,7 +14,18 @@ from leret.sampling.estimate import estimate
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
-from tests.sampling.fakes import AWAY, ROOT, FakePolicy, blank, content, policy_is, preferences, recipe_of, served
+from tests.sampling.fakes import (
+    AWAY,
+    ROOT,
+    FakePolicy,
+    blank,
+    content,
+    events_of,
+    policy_is,
+    preferences,
+    recipe_of,
+    served,
+)
 
 TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
@@ -27,7 +38,7 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert list(report.prompts) == [path.stem for path in sorted(run.prompts.glob("*.json"))] == ["0", "1", "2"]
     assert run.manifest.sampling["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
     assert set(run.manifest.digests) == {"corpus", "retriever", "program", "questions", "policy"}
-    assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
+    assert [event["event"] for event in events_of(run)] == ["started", "bank", "accounts", "built", "finished"]
 
 
 def test_what_no_training_may_see_is_noted_and_noted_again_where_it_is_lost(run):
@@ -113,7 +124,7 @@ def test_the_reward_of_the_end_is_a_reward_of_every_step(run, credit):
     assert {s.step for s in samples} == {0, 1}
     last = [s for s in samples if s.step == 1]
     assert all(s.components["final"] == s.components["ap"] for s in last)
-    [event] = [event for event in run.events() if event["event"] == "accounts"]
+    [event] = [event for event in events_of(run) if event["event"] == "accounts"]
     assert report.samples < event["completions"] <= planned.lm_calls
     assert check_store(run).rewards_recomputed == (report.samples if credit == "both" else 0)
 

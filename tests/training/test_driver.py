@@ -14,6 +14,7 @@ from leret.training.job import Interrupt
 from leret.training.stage import estimate, train
 from leret.training.stored.sft import SFTRecipe
 from leret.training.watch import Monitor, monitored
+from tests.sampling.fakes import events_of
 from tests.training.training_runs import changed, fail, record
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 1}
@@ -31,7 +32,7 @@ def test_an_alarm_in_a_training_stands_in_its_record_events_and_card(run, alarmi
     report = train(SFT, run)
     assert (report.alarms, caplog.messages) == (("loss",), ["sft, step 5: it is 5; do something"])
     assert [(alarm["name"], alarm["step"]) for alarm in record(report)["alarms"]] == [("loss", 5)]
-    assert [e["alarm"] for e in run.events() if e["event"] == "alarm"] == ["loss"]
+    assert [e["alarm"] for e in events_of(run) if e["event"] == "alarm"] == ["loss"]
     assert "Alarm at step 5: it is 5; do something." in (report.path / "README.md").read_text()
 
 

@@ -58,7 +58,7 @@ def test_samples_of_the_named_predictors_alone_are_trained(sampled, recipe):
 def test_pairs_of_credit_final_compare_what_whole_programs_came_to(sampled):
     credit, run = sampled
     with Store(run.store, read_only=True) as store:
-        writes = [group for group in store.finished() if group.state.predictor == "write"]
+        writes = [group for group in store.finished(run.manifest.policy_digest) if group.state.predictor == "write"]
     for one in (one for group in writes for one in group.samples if one.reward is not None):
         assert ("final" in one.components) is (credit == "final")
         assert one.reward == one.components["final" if credit == "final" else "recall"]

@@ -15,6 +15,7 @@ from leret.training.processes import refuse_processes, share
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.ppo import PPORecipe
 from leret.training.stage import train
+from tests.sampling.fakes import events_of
 from tests.training.rounds import conftest
 from tests.training.training_runs import ONLINE, changed
 
@@ -103,7 +104,7 @@ def test_two_processes_train_as_one(ended):
         assert difference(run, (f"one-{name}", name), figures) < 1e-5
         if "-" not in name:
             assert difference(run, (f"one-{name}", name), weights) < 1e-5
-    assert [event["policy"] for event in run.events() if event["event"] == "done"][: len(names)] == names
+    assert [event["policy"] for event in events_of(run) if event["event"] == "done"][: len(names)] == names
 
 
 def test_a_signal_to_one_process_stops_both_with_a_checkpoint(ended):

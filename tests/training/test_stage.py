@@ -11,6 +11,7 @@ from leret.training.stage import _check_same, estimate, train
 from leret.training.stored.preference import DPORecipe, IPORecipe
 from leret.training.stored.sft import SFTRecipe
 from leret.training.stored.trainer import TRLEngine
+from tests.sampling.fakes import events_of
 from tests.training.training_runs import Stopper, changed, log, record, sampled_run, train_ids
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8}
@@ -44,7 +45,7 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run,
     assert {"loss", "grad_norm", "rewards/margins", "rewards/accuracies", "step"} <= set(log(ipo)[0])
     assert [record(report)["parent"] for report in reports] == ["base", "sft", "base"]
     assert run.manifest.training["ipo"]["recipe"]["reduction"] == "sequence"
-    assert next(event for event in run.events() if event["event"] == "done")["policy"] == "sft"
+    assert next(event for event in events_of(run) if event["event"] == "done")["policy"] == "sft"
     # A control takes as many steps as the two together.
     more = train(changed(SFT, name="sft-more", match_steps_of="ipo"), run)
     assert more.steps == more.total_steps == 30

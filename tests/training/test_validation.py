@@ -130,8 +130,8 @@ def test_a_model_that_is_split_among_processes_is_not_validated(run, monkeypatch
 
 def test_an_outage_is_not_scored_as_a_failure_to_find(world):
     chosen = open_validation(SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=4), Environment.open(world), ())
-    lost = [Rollout(task.id, (), False, Failure("retrieval", "down")) for task in chosen.tasks]
-    unparsed = [Rollout(task.id, (), False, Failure("parse", "?")) for task in chosen.tasks]
+    lost = [Rollout(task.id, (), Failure("retrieval", "down")) for task in chosen.tasks]
+    unparsed = [Rollout(task.id, (), Failure("parse", "?")) for task in chosen.tasks]
     assert chosen.figures([*unparsed[:3], lost[3]]) == {"eval_recall": 0.0, "eval_unparsed": 1.0}
     with pytest.raises(RetrievalError, match="3 of 4 validation tasks failed; the first failure: down"):
         chosen.figures([*lost[:3], unparsed[3]])

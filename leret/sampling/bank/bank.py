@@ -191,7 +191,7 @@ async def _bootstrapped(
 
 def _rewards(tasks: Sequence[Task], rollouts: Sequence[Rollout], reward: Reward) -> Iterator[float]:
     for task, rollout in zip(tasks, rollouts, strict=True):
-        if rollout.finished:
+        if rollout.failure is None:
             outcome = Outcome(
                 task,
                 ranking=rollout.ranking,

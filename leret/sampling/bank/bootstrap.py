@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
@@ -26,9 +26,6 @@ from leret.rewards import Reward
 
 THREADS = 16
 """Number of questions scored concurrently, so that the policy can batch requests."""
-
-LMs: TypeAlias = dspy.BaseLM | Sequence[dspy.BaseLM]
-"""One LM for all predictors without an LM, or one LM per predictor."""
 
 NEVER = 1_000_000_000
 """Error limit passed to DSPy; `RunMonitor` stops the optimizer instead."""
@@ -53,22 +50,22 @@ class BankPlan:
 def bootstrap_prompts(
     program: dspy.Module,
     adapter: dspy.Adapter,
-    lm: LMs,
+    lms: Sequence[dspy.BaseLM],
     retriever: Retriever | None,
     reward: Reward,
     train: Sequence[Task],
     dev: Sequence[Task],
     plan: BankPlan,
     *,
-    teacher: LMs,
+    teacher: Sequence[dspy.BaseLM],
     on_scored: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
 ) -> list[Prompt]:
     """Bootstrap the prompts of a bank. The call may replace the LMs of the program's predictors.
 
-    The ``teacher`` makes demos on ``train``, and ``lm`` scores candidates on ``dev``. After
-    ``stop`` is set, the next program run raises an error. Returns the zero-shot prompt, then
-    few-shot prompts by descending score.
+    The ``teacher`` makes demos on ``train``, and ``lms`` score candidates on ``dev``; both have one
+    LM per predictor. After ``stop`` is set, the next program run raises an error. Returns the
+    zero-shot prompt, then few-shot prompts by descending score.
     """
     monitor = RunMonitor(retriever, stop or threading.Event())
     student = RetrievalStudent(program, monitor)
@@ -76,14 +73,14 @@ def bootstrap_prompts(
     try:
         with (
             internals.suppress_output("dspy"),
-            dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True),
+            dspy.context(_leret_lms=lms, adapter=adapter, disable_history=True),
         ):
             if plan.threshold is None:
                 metric = partial(_value, reward)
                 evaluate = dspy.Evaluate(
                     devset=train_examples, metric=metric, num_threads=THREADS, max_errors=NEVER
                 )
-                with dspy.context(**_answered_by(teacher)):
+                with dspy.context(_leret_lms=teacher):
                     scores = [float(score) for *_, score in evaluate(student).results]
                 plan = replace(plan, threshold=best_quarter(scores))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
@@ -104,12 +101,6 @@ def _examples(tasks: Sequence[Task]) -> list[dspy.Example]:
     return [dspy.Example(task=task).with_inputs("task") for task in tasks]
 
 
-def _answered_by(lms: LMs) -> dict[str, Any]:
-    if isinstance(lms, dspy.BaseLM):
-        return {"lm": lms}
-    return {"_leret_lms": list(lms)}
-
-
 def best_quarter(rewards: Iterable[float]) -> float:
     """Return the least reward of the best quarter of runs (at least 1e-9), as the demos' threshold."""
     ordered = sorted(rewards, reverse=True)
@@ -122,7 +113,12 @@ def _value(reward: Reward, example: dspy.Example, prediction: Any) -> float:
     return reward(outcome) or 0.0
 
 
-def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable[[], None]) -> Any:
+def _optimizer(
+    plan: BankPlan,
+    reward: Reward,
+    teacher: Sequence[dspy.BaseLM],
+    on_scored: Callable[[], None],
+) -> Any:
     def metric(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
         if trace is None:
             on_scored()
@@ -133,7 +129,7 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
     return BootstrapFewShotWithRandomSearch(
         metric=metric,
         metric_threshold=plan.threshold,
-        teacher_settings=_answered_by(teacher),
+        teacher_settings={"_leret_lms": teacher},
         max_bootstrapped_demos=plan.max_demos,
         max_labeled_demos=0,  # labeled demos would lack the queries
         # DSPy adds a candidate with unshuffled questions

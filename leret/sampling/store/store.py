@@ -215,11 +215,7 @@ class Store:
                 busy = RunError(
                     f"{path} is in use by another process; wait, or name another run directory"
                 )
-                try:
-                    opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
-                except OSError as error:
-                    message = f"{path} cannot be locked ({error}); name a writable run directory"
-                    raise RunError(message) from error
+                opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
             self._database = connect(path, read_only)
             self._open = opening.pop_all()
 
@@ -317,11 +313,6 @@ class Store:
         """Return the questions with a finished path and no sample that failed in an outage."""
         return self._ids(_DONE_SQL, (policy_digest, policy_digest))
 
-    def begun(self, policy_digest: str) -> set[str]:
-        """Return the ids of questions that have samples but are not `done`."""
-        sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
-        return self._ids(sql, (policy_digest,) * 3)
-
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
         """Yield each visit's samples by policy, question, step, state, prompt and index."""
         self.flush()
@@ -345,11 +336,12 @@ class Store:
                 state = State(*names, inputs, messages, row["parent"])
                 yield StateSamples(state, digest, tuple(map(sample_of, members)))
 
-    def finished(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Yield the `groups` of sampled predictors in finished questions."""
-        done = {digest: self.done(digest) for digest in self.policy_digests()}
-        groups = (group for group in self.groups(policy_digest) if group.samples[0].is_sampled)
-        return (group for group in groups if group.state.task_id in done[group.policy_digest])
+    def finished(self, policy_digest: str | None) -> Iterator[StateSamples]:
+        """Yield the `groups` of sampled predictors in a policy's finished questions; none for None."""
+        done = self.done(policy_digest or "")
+        for group in self.groups(policy_digest):
+            if group.samples[0].is_sampled and group.state.task_id in done:
+                yield group
 
     def question_ids(self) -> set[str]:
         return self._ids("SELECT DISTINCT question_id FROM states")
@@ -358,10 +350,6 @@ class Store:
         """Return the ids of all samples that did not fail in an outage, sorted."""
         sql = f"SELECT id FROM samples WHERE ifnull(failure_kind, '') NOT IN ({OUTAGE_SQL})"
         return sorted(self._ids(sql))
-
-    def policy_digests(self) -> list[str]:
-        sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
-        return [row["policy_digest"] for row in self._read(sql)]
 
     def reward_range(self) -> tuple[float, float]:
         sql = "SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples"
@@ -480,14 +468,6 @@ def run_error(path: Path, error: sqlite3.Error) -> RunError:
         return RunError(
             f"{path} rejected a row ({text}); the store is unchanged; run `leret store check`"
         ).failed()
-    if "readonly" in text or "unable to open" in text:
-        return RunError(
-            f"{path} cannot be opened ({text}); name a run directory that you can read and write"
-        )
     if "not a database" in text or "malformed" in text:
         return RunError(f"{path} is damaged ({text}); restore it, or delete it to sample again")
-    if "locked" in text:
-        return RunError(
-            f"{path} is locked by another process ({text}); wait, or name another run directory"
-        )
     return RunError(f"{path} failed: {text}; check the disk and {again}")

@@ -117,12 +117,12 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
             if prompts.shows_hint(name):  # only the sampler had the hint
                 continue
             scored = training_rewards(list(members), unparsed_reward)
-            if all(sample.logprobs is None for sample, _ in scored):
+            if all(sample.logprobs is None for sample in scored):
                 continue
-            advantages = _advantages([reward for _, reward in scored])
-            counts = [sample.n_prompt_tokens for sample, _ in scored]
+            advantages = _advantages([sample.reward or 0.0 for sample in scored])
+            counts = [sample.n_prompt_tokens for sample in scored]
             prompt = prompts.ids(group.state, name, counts)
-            for (sample, reward), advantage in zip(scored, advantages, strict=True):
+            for sample, advantage in zip(scored, advantages, strict=True):
                 if sample.token_ids is None or sample.logprobs is None:
                     continue  # sampled without `sampling.token_ids`
                 n += 1
@@ -133,7 +133,7 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
                     "prompt_ids": prompt,
                     "completion_ids": list(sample.token_ids),
                     "logprobs": list(sample.logprobs),
-                    "reward": reward,
+                    "reward": sample.reward,
                     "parts": json.dumps(sample.components),
                     "advantage": advantage,
                     "temperature": prompts.settings(group.state.predictor)["temperature"],

@@ -35,8 +35,8 @@ def scripted(write=good_if_even):
 
 def bank(program, lm=scripted(), plan=PLAN, retriever=None):  # noqa: B008
     asked, retriever = questions(24), retriever or FakeRetriever()
-    settings = CompactAdapter(), lm(0.0), retriever, REWARDS["ap"]
-    return bootstrap_prompts(program, *settings, asked[:12], asked[12:], plan, teacher=lm(0.7))
+    settings = CompactAdapter(), [lm(0.0)], retriever, REWARDS["ap"]
+    return bootstrap_prompts(program, *settings, asked[:12], asked[12:], plan, teacher=[lm(0.7)])
 
 
 def test_prompts_are_distinct_ordered_by_score_and_of_runs_that_retrieved_well(program, capsys):

@@ -16,6 +16,7 @@ REWARDS = {
 
 
 def stored(run, rewards):
+    run.update(digests={"policy": ORIGIN.policy_digest})
     with Store(run.store) as store:
         for (question, step), rows in rewards.items():
             state = f"{question}-{step}"

@@ -82,7 +82,7 @@ def test_a_run_without_samples_is_refused(tmp_path):
     assert not (run.preferences / "train.parquet").exists()
 
 
-def targets(store, *how, policy=None, **settings):
+def targets(store, *how, policy="P", **settings):
     return [target for group in store.finished(policy) for target in state_targets(group, *how, **settings)]
 
 

@@ -12,6 +12,7 @@ from leret.training.rounds.ppo import PPORecipe
 from leret.training.rounds.rloo import RLOORecipe
 from leret.training.stage import estimate, train
 from leret.training.watch import Monitor
+from tests.sampling.fakes import events_of
 from tests.tiny import tiny_policy
 from tests.training.training_runs import ONLINE, bits, changed, crash, log, record, weights_of
 
@@ -72,7 +73,7 @@ def test_an_alarm_stops_a_training_with_a_checkpoint(run):
     with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have the same reward"):
         train(same, run)
     assert estimate(same, run).resumes_at == 3
-    assert "alarm" in [event["event"] for event in run.events()]
+    assert "alarm" in [event["event"] for event in events_of(run)]
 
 
 @pytest.mark.parametrize(("every", "logged"), [(3, [1, 3, 5, 10, 15, 20, 22]), (5, [1, 5, 10, 15, 20, 22])])

@@ -11,6 +11,7 @@ from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer, refusal
+from tests.sampling.fakes import events_of
 from tests.tiny import SPECIALS
 from tests.training.training_runs import LETTERS, changed, log
 
@@ -112,7 +113,7 @@ def test_a_server_that_is_wrong_about_one_token_in_a_hundred_is_told_in_the_firs
     server = Scoring(base, every)
     recipe = changed(RECIPE, max_steps=1, questions_per_round=8, num_generations=8)
     [entry] = log(trained(run, base, server, recipe, temperature=1.0))
-    told = [event for event in run.events() if event.get("event") == "alarm" and event["alarm"] == "sampler"]
+    told = [event for event in events_of(run) if event.get("event") == "alarm" and event["alarm"] == "sampler"]
     assert server.n >= 100
     if every == 0:
         assert (entry["sampling/sampling_logp_difference/max"] < 1e-4, told) == (True, [])
