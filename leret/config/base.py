@@ -36,6 +36,20 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
+    removed: ClassVar[Mapping[str, Any]] = {}
+    """Removed keys with their defaults, which earlier versions wrote in runs; only a default is dropped."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed_keys(cls, section: Any) -> Any:
+        if not isinstance(section, Mapping):
+            return section
+        current = dict(section)
+        for name, default in cls.removed.items():
+            if name in current and current[name] == default:
+                del current[name]
+        return current
+
 
 class KindSettings(Settings):
     """A section with several kinds, each a subclass that fixes ``kind``. ``table`` lists them.

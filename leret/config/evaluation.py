@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -83,6 +83,8 @@ class ReaderSettings(Settings):
 class EvalRecipe(Settings):
     """The recipe of `leret eval`, which compares systems on held-out questions."""
 
+    removed: ClassVar[Mapping[str, Any]] = {"examples": 10}
+
     evaluation: str | None = Field(
         None, pattern=r"^\w[\w.-]*$", description="name; None: built from split and file"
     )
@@ -138,14 +140,6 @@ class EvalRecipe(Settings):
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="bootstrap resamples")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
     seed: int = 0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_keys(cls, evaluation: Any) -> Any:
-        """Drop ``examples``, which earlier versions wrote in run.yaml."""
-        if not isinstance(evaluation, dict):
-            return evaluation
-        return {name: value for name, value in evaluation.items() if name != "examples"}
 
     @field_validator("measures", mode="before")
     @classmethod

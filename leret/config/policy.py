@@ -212,17 +212,13 @@ class OpenAIPolicySettings(ServedPolicySettings):
 class TgiPolicySettings(ServedPolicySettings):
     """text-generation-inference, through its OpenAI-compatible API."""
 
+    removed: ClassVar[Mapping[str, Any]] = {"tokenizer": "", "best_of": False}
+
     kind: Annotated[Literal["tgi"], Free()] = "tgi"
     urls: Annotated[BaseUrls, Free()] = Field(
         min_length=1, description="base URLs, as in http://127.0.0.1:3000"
     )
     enable_thinking: Thinking = None
-    tokenizer: Annotated[str, Free()] = Field(
-        "", description="ignored: the server applies the chat template"
-    )
-    best_of: Annotated[bool, Free()] = Field(
-        False, description="ignored: each sample is a separate request"
-    )
 
     @field_validator("urls", mode="after")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,7 +15,6 @@ from pydantic import (
     SerializeAsAny,
     Tag,
     field_validator,
-    model_validator,
 )
 
 from leret.config.base import Free, RecipePath, Settings
@@ -108,6 +107,7 @@ class PartSettings(Settings):
     """A reward part. Keys not listed here are arguments of its function (``s`` for length, ``field`` for f1)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
+    removed: ClassVar[Mapping[str, Any]] = {"gain": None, "factor": False}
 
     weight: float = 1.0
     function: Annotated[str | None, _FUNCTION] = Field(
@@ -117,18 +117,6 @@ class PartSettings(Settings):
         None,
         description="for similarity (an encoder, such as minilm) and answer_likelihood (an LM)",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_keys(cls, part: Any) -> Any:
-        """Drop ``gain: null`` and ``factor: false``, which earlier versions wrote in run.yaml."""
-        if not isinstance(part, dict):
-            return part
-        if part.get("gain") is not None:
-            raise ValueError("gain is no longer supported; remove it")
-        if part.get("factor"):
-            raise ValueError("factor is now `weight: 0` with `mixer: factors`; set both")
-        return {name: value for name, value in part.items() if name not in ("gain", "factor")}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -178,6 +166,8 @@ RewardKey = Annotated[
 class SamplingSettings(Settings):
     """How states are sampled and samples are scored."""
 
+    removed: ClassVar[Mapping[str, Any]] = {"gamma": 1.0}
+
     prompts: PositiveInt = Field(
         4, description="size of the prompt bank, including the zero-shot prompt"
     )
@@ -218,18 +208,6 @@ class SamplingSettings(Settings):
         description="gold: prompts but the first name missing gold documents, or the answer; the last has no demos",
     )
     bank: BankSettings = BankSettings()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_keys(cls, sampling: Any) -> Any:
-        """Drop ``gamma: 1.0``, which earlier versions wrote in run.yaml."""
-        if not isinstance(sampling, dict):
-            return sampling
-        if sampling.get("credit") == "return":
-            raise ValueError("credit: return was removed; set credit: final")
-        if sampling.get("gamma") != 1:
-            return sampling
-        return {name: value for name, value in sampling.items() if name != "gamma"}
 
     @property
     def n_few_shot(self) -> int:

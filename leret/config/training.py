@@ -14,9 +14,6 @@ from leret.config.sampling import RewardKey
 from leret.core.classes import is_path, load_named
 from leret.core.errors import ConfigError
 
-_REMOVED = {"samples": "student", "target_kl": None, "kl_horizon": 10_000}
-"""Removed keys with their defaults."""
-
 
 class LoraSettings(Settings):
     """A low-rank adapter instead of full weights."""
@@ -330,6 +327,12 @@ class PolicyGradientRecipe(RoundRecipe, WriterKeys):
 class WritingRecipe(PolicyGradientRecipe):
     """Keys of online algorithms for policies that write text, in leret's loop."""
 
+    removed: ClassVar[Mapping[str, Any]] = {
+        "samples": "student",
+        "target_kl": None,
+        "kl_horizon": 10_000,
+    }
+
     entropy_coef: float = Field(
         0.0, description="weight of the token entropy, subtracted from the loss"
     )
@@ -343,18 +346,6 @@ class WritingRecipe(PolicyGradientRecipe):
         description="weight losses by min(p_trainer / p_sampler, importance_clip); None: no weights",
     )
     kl_estimator: Literal["k1", "k3"] = "k3"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_removed_keys(cls, recipe: Any) -> Any:
-        """Drop the defaults of removed keys, which earlier versions wrote in training.json."""
-        if not isinstance(recipe, Mapping):
-            return recipe
-        current = dict(recipe)
-        for name, default in _REMOVED.items():
-            if name not in cls.model_fields and current.get(name) == default:
-                current.pop(name, None)
-        return current
 
     @model_validator(mode="after")
     def _serves_adapters(self) -> Self:

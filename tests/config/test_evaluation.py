@@ -26,5 +26,5 @@ def test_a_measure_with_a_weight_or_of_another_form_and_a_picker_as_reader_are_r
         EvalRecipe(**{key: value})
 
 
-def test_examples_of_earlier_versions_are_ignored():
-    assert EvalRecipe.model_validate({"examples": 3}) == EvalRecipe()
+def test_the_default_of_examples_of_earlier_versions_is_ignored():
+    assert EvalRecipe.model_validate({"examples": 10}) == EvalRecipe()

@@ -43,10 +43,10 @@ def test_overrides_win_and_are_yaml():
     assert (recipe.data.options, recipe.program.arguments) == ({"a": [1]}, {"hops": 3})
 
 
-def test_gamma_of_an_earlier_version_is_left_out_and_its_credit_is_refused():
+def test_a_removed_key_is_left_out_only_where_it_has_its_default():
     assert read("sampling.gamma=1.0") == read()
     assert "unknown key" in problems("sampling.gamma=0.5")[0]
-    assert "credit: return was removed; set credit: final" in problems("sampling.credit=return")[0]
+    assert "is not one of auto, step" in problems("sampling.credit=return")[0]
 
 
 def test_faults_are_listed_together_with_their_places():

@@ -16,7 +16,7 @@ def test_free_keys_decide_no_weight():
 QUESTION_GROUPS = {
     "credit step": {"algorithm": "grpo", "credit": "step"},
     "stored states": {"algorithm": "rloo", "states": "stored"},
-    "loss ipo": {"algorithm": "pick", "loss": "ipo"},
+    "loss kl": {"algorithm": "pick", "loss": "kl"},
     "state": {"algorithm": "pqn"},
 }
 

@@ -123,6 +123,7 @@ def test_a_saved_program_sends_no_key_that_the_run_does_not_send(run, tmp_path, 
         "dspy": dspy.__version__,
         "predictors": predictors,
         "lms": [{"policy": policy, "config": {}}],
+        "picks": {},
     }
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/program.json").write_text(json.dumps(saved))

@@ -1,7 +1,6 @@
 import math
 
 import pytest
-from pydantic import ValidationError
 
 from leret.config.sampling import RewardSettings
 from leret.core.classes import source_digest
@@ -56,14 +55,10 @@ def test_parts_stay_apart_and_missing_ones_are_left_out():
     assert scoring(spec({"recall": 2, "steps": 0.5}))(outcome(10, n_steps=3)) == 0
 
 
-def test_a_gain_of_an_earlier_version_is_refused_and_none_is_read():
-    assert spec({"recall": {"weight": 2, "gain": None}}) == spec({"recall": 2})
-    for gain in ("raw-question", 0):
-        with pytest.raises(ValidationError, match="gain is no longer supported; remove it"):
-            spec({"recall": {"gain": gain}})
-    assert spec({"recall": {"weight": 2, "factor": False}}) == spec({"recall": 2})
-    with pytest.raises(ValidationError, match="factor is now `weight: 0` with `mixer: factors`"):
-        spec({"recall": 1, "length": {"factor": True}})
+def test_defaults_of_removed_keys_are_left_out_and_other_values_refused():
+    assert spec({"recall": {"weight": 2, "gain": None, "factor": False}}) == spec({"recall": 2})
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'gain'"):
+        scoring(spec({"recall": {"gain": 0}}))
 
 
 @pytest.mark.parametrize("mixer", ["std", "pca", "normalize_then_sum"])

@@ -34,7 +34,7 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 _WORD = re.compile(r"\b\w\w+\b")
-_BATCH = 256  # queries ranked at once, to limit memory
+_CELLS = 1 << 22  # results ranked at once, to limit memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,10 @@ class BM25(CallableRetriever):
     def search(self, queries: Sequence[str | Mapping[str, float]], k: int) -> list[Ranking]:
         """Rank documents for each query: a text, or words with factors for their weights."""
         k = clip_k(k, self.n_documents)
+        at_once = max(1, _CELLS // k)
         rankings: list[Ranking] = []
-        for start in range(0, len(queries), _BATCH):
-            documents, scores = self._best(queries[start : start + _BATCH], k)
+        for start in range(0, len(queries), at_once):
+            documents, scores = self._best(queries[start : start + at_once], k)
             for rows, values in zip(documents.tolist(), scores.tolist(), strict=True):
                 pairs = zip(values, rows, strict=True)
                 best = sorted((-score, row) for score, row in pairs if score > 0)

@@ -93,7 +93,7 @@ def test_tgi_is_a_chat_server_at_its_root(path):
 
     async def main():
         async with serving(server) as [url]:
-            keys = {"model": "tiny", "tokenizer": "models/tiny", "best_of": True, "enable_thinking": False}
+            keys = {"model": "tiny", "tokenizer": "", "best_of": False, "enable_thinking": False}
             policy = make_policy(PolicySettings.model_validate({"kind": "tgi", "urls": [url + path], **keys}))
             several, one = ask("the city", 1, 2, stop=(".",)), replace(ask("the city", 3), top_p=0.5)
             async with aclosing(policy):

@@ -90,5 +90,5 @@ def test_rankings_equal_sorted_scores_of_bm25s(k, monkeypatch):
         order = [i for i in np.lexsort((np.arange(300), -scores)) if scores[i] > 0][:k]
         assert [passage.doc_id for passage in ranking] == [f"d{i}" for i in order]
         assert [passage.score for passage in ranking] == pytest.approx(scores[order].tolist(), rel=1e-6)
-    monkeypatch.setattr("leret.retrieval.engines.bm25._BATCH", 7)  # large batches are cut
+    monkeypatch.setattr("leret.retrieval.engines.bm25._CELLS", 12)  # large batches are cut
     assert retriever.search(QUERIES, k) == expected
