@@ -21,7 +21,7 @@ from leret.config.evaluation import label, main_measure
 from leret.core.progress import visible
 from leret.viewer.collect import label_of
 from leret.viewer.index import RunIndex
-from leret.viewer.lists import LISTS, PAGE, select
+from leret.viewer.lists import LISTS, PAGE, csv_lines, select
 from leret.viewer.plots import MISMATCH, axis, curves_of
 from leret.viewer.tree import Group, Tree
 
@@ -146,6 +146,8 @@ class Pages:
                 total=len(ids),
                 page_size=limit,
             )
+        if kind == "overview" and suffix == "csv":
+            return _summary_csv(index.run.summaries())
         content = {"overview": _overview, "trainings": _trainings, "prompts": _prompts}.get(kind)
         if content is None:
             return None
@@ -298,6 +300,21 @@ def _overview(index: RunIndex, evaluation: str = "") -> dict[str, Any]:
         "gold": index.cached(_GOLD, {}, list)[0],
         "n_questions": index.one("SELECT count(*) FROM questions"),
     }
+
+
+def _summary_csv(by_evaluation: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    costs = [f"{name} per question" for name in _COSTS]
+    yield csv_lines([["evaluation", "system", "hop", "measure", "value", "low", "high", *costs]])
+    for name, summary in by_evaluation.items():
+        for row in summary["rows"]:
+            cost = row.get("cost", {})
+            costs_of_row = [cost.get(key) for key in _COSTS.values()]
+            lines: list[list[Any]] = []
+            for hop in row["hops"]:
+                for measure in summary["measures"]:
+                    cells = [name, row["system"], hop["hop"], measure, hop[measure]]
+                    lines.append([*cells, *hop[f"{measure}_ci"], *costs_of_row])
+            yield csv_lines(lines)
 
 
 def _trainings(index: RunIndex) -> dict[str, Any]:

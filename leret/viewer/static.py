@@ -60,7 +60,7 @@ def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratc
 
 def _pages(index: RunIndex, prefix: Parts, question_ids: Iterable[str]) -> Iterator[Parts]:
     yield prefix
-    for page in MENU:
+    for page in ("overview.csv", *MENU):
         yield (*prefix, page)
     for name in LISTS:
         yield (*prefix, f"{name}.csv")

@@ -1,3 +1,5 @@
+import csv
+import io
 import json
 import re
 from contextlib import closing
@@ -69,6 +71,12 @@ def test_systems_are_shown_side_by_side_with_differences(pages):
 def test_missing_pages_questions_and_states_are_none(pages):
     missing = ("x",), ("q",), ("q", "x"), ("q", "q1", "x"), ("groups", "x")
     assert [pages.page(parts, {}) for parts in missing] == [None] * 5
+
+
+def test_the_overview_is_a_csv_file(pages):
+    rows = list(csv.DictReader(io.StringIO("".join(pages.page(("overview.csv",), {})))))
+    assert (rows[0]["system"], rows[0]["measure"], rows[0]["low"], rows[1]["high"]) == ("base", "recall", "0.4", "")
+    assert [value for name, value in rows[0].items() if name.endswith("per question")] == ["2.0", "", "1.5", "0.25"]
 
 
 def test_the_overview_shows_leaks_costs_and_gold_documents(pages):

@@ -16,7 +16,7 @@ def test_pages_are_written_and_every_link_leads_to_a_file(shared, tmp_path, monk
     runs = {name: RunIndex(shared[0], tmp_path / f"{name}.db") for name in ("a", "b")}
     n = static.write_site(runs, tmp_path / "site", 10, tmp_path)
     pages = [file for file in (tmp_path / "site").rglob("*") if file.suffix in {".html", ".csv"}]
-    assert len(pages) == n == 2 * (1 + 6 + 4 + 3 + 3)
+    assert len(pages) == n == 2 * (1 + 1 + 6 + 4 + 3 + 3)
     for page in pages:
         for link in re.findall(r'(?:href|src|action)="([^"#?]+)', page.read_text(encoding="utf-8")):
             assert (page.parent / unquote(link)).is_file(), (page, link)
