@@ -9,7 +9,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import dspy
 from dspy.teleprompt import bootstrap_finetune as stock
@@ -64,22 +64,21 @@ _IDENTIFYING = ("prompts", "samples", "n_continuations", "credit", "seed")
 """Settings that identify a run directory, in addition to reward, metric and algorithms."""
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class CompileSettings:
+class CompileSettings(Protocol):
     """Arguments of `LeReT`."""
 
-    reward: str | RewardFunction | None = None
-    metric: Callable[..., Any] | None = None
-    prompts: int = 1
-    samples: int = 8
-    algorithms: Sequence[str] = ("sft", "ipo")
-    credit: Credit | None = None
-    train_kwargs: Any = None
-    run_dir: str | Path | None = None
-    seed: int = 0
-    max_lm_calls: int | None = None
-    n_continuations: int = 1
-    num_threads: int | None = None
+    reward: str | RewardFunction | None
+    metric: Callable[..., Any] | None
+    prompts: int
+    samples: int
+    algorithms: tuple[str, ...]
+    credit: Credit | None
+    train_kwargs: Any
+    run_dir: str | Path | None
+    seed: int
+    max_lm_calls: int | None
+    n_continuations: int
+    num_threads: int | None
 
 
 @dataclass

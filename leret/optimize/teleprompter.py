@@ -6,9 +6,9 @@ program by the user's metric.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import dspy
@@ -22,8 +22,8 @@ from leret.core.dspy_internals import one_truncation_warning
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
 from leret.evaluation.statistics import bootstrap_intervals
-from leret.optimize.inputs import server_of
-from leret.optimize.job import ALGORITHM_NAMES, ONLINE, CompileJob, CompileSettings, open_job
+from leret.optimize.inputs import RewardFunction, server_of
+from leret.optimize.job import ALGORITHM_NAMES, ONLINE, CompileJob, Credit, open_job
 from leret.optimize.sampler import StudentSamples, sample_student
 from leret.optimize.student import score
 from leret.optimize.trainer import Examples, recipe_for, stored_examples, train
@@ -34,9 +34,9 @@ Candidate = dict[str, Any]
 """A program, the stage that made it, and its score and subscores on the valset."""
 
 
-# Teleprompter is a direct base, because tracers patch only its direct subclasses.
-@dataclass(eq=False, repr=False, kw_only=True)
-class LeReT(CompileSettings, FinetuneTeleprompter, Teleprompter):
+class LeReT(
+    FinetuneTeleprompter, Teleprompter
+):  # tracers patch only direct subclasses of Teleprompter
     """Trains the LMs of a program on rewards for their completions.
 
     At every LM call of the program on the trainset, LeReT samples and scores several completions.
@@ -76,25 +76,48 @@ class LeReT(CompileSettings, FinetuneTeleprompter, Teleprompter):
         num_threads: threads for the valset.
     """
 
-    def __post_init__(self) -> None:
-        FinetuneTeleprompter.__init__(self, train_kwargs=self.train_kwargs)
-        self.algorithms = tuple(self.algorithms)
+    def __init__(
+        self,
+        *,
+        reward: str | RewardFunction | None = None,
+        metric: Callable[..., Any] | None = None,
+        prompts: int = 1,
+        samples: int = 8,
+        algorithms: Sequence[str] = ("sft", "ipo"),
+        credit: Credit | None = None,
+        train_kwargs: dict[str, Any] | dict[dspy.LM, dict[str, Any]] | None = None,
+        run_dir: str | Path | None = None,
+        seed: int = 0,
+        max_lm_calls: int | None = None,
+        n_continuations: int = 1,
+        num_threads: int | None = None,
+    ) -> None:
+        super().__init__(train_kwargs=train_kwargs)
+        self.num_threads = num_threads
+        self.reward = reward
+        self.metric = metric
+        self.credit = credit
+        self.prompts = prompts
+        self.samples = samples
+        self.n_continuations = n_continuations
+        self.algorithms = tuple(algorithms)
+        self.run_dir = run_dir
+        self.seed = seed
+        self.max_lm_calls = max_lm_calls
         if not self.algorithms or not set(self.algorithms) <= set(ALGORITHM_NAMES):
             raise ConfigError(
                 f"algorithms={self.algorithms!r}: choose from {', '.join(ALGORITHM_NAMES)}; `leret "
                 "train` trains pickers"
             )
-        if self.credit not in (None, "step", "final", "both"):
-            raise ConfigError(
-                f"credit={self.credit!r}: choose step, final or both, or remove credit"
-            )
-        if self.reward is None and (self.metric is None or self.credit in ("step", "both")):
+        if credit not in (None, "step", "final", "both"):
+            raise ConfigError(f"credit={credit!r}: choose step, final or both, or remove credit")
+        if reward is None and (metric is None or credit in ("step", "both")):
             raise ConfigError(
                 "reward is missing; pass a name (reward='ap') or a function, or use credit='final' "
                 "with a metric"
             )
-        if self.metric is None and self.credit in ("final", "both"):
-            raise ConfigError(f"credit={self.credit!r} needs a metric to score the program's end")
+        if metric is None and credit in ("final", "both"):
+            raise ConfigError(f"credit={credit!r} needs a metric to score the program's end")
 
     def compile(
         self,
