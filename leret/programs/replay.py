@@ -30,7 +30,7 @@ from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs import needs
-from leret.programs.load import bound_inputs, input_names
+from leret.programs.load import input_names
 from leret.programs.needs import Finished, Need, NeedsCompletion, NeedsSearch, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.search import SearchCall, as_rm, record_lms, recorded_lm
@@ -179,7 +179,9 @@ class Replay:
             program, forward = self._copy_for(run)
         settings = {**self._settings, "caller_modules": [program], "trace": []}
         context = internals.carrying(run, settings)
-        inputs = bound_inputs(self._inputs, task)
+        inputs: Mapping[str, Any] = task.inputs
+        if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
+            inputs = dict(zip(self._inputs, inputs.values(), strict=True))
         internals.passes.append(run)
         try:
             with suppress(Stop), _MUTED:
@@ -192,7 +194,9 @@ class Replay:
         if nests_loops and not in_thread:
             self._thread = ThreadPoolExecutor(1, "leret-replay")  # for asyncio.run in forward
             return self.run(task, steps, results, retrieve, check)
-        need = run.outcome(task)
+        unusual = run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS
+        usual = len(run.needs) == 1 and not unusual
+        need = run.needs[0] if usual else run.outcome(task)
         if check and not isinstance(need, NeedsSearch):
 
             def repeat() -> Need:

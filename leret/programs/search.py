@@ -82,8 +82,10 @@ class Found:
 
     @property
     def passages(self) -> list[str]:
+        if not self.searches:  # as at the first step of most programs
+            return []
         texts = []
-        for passage in self.ranking:
+        for passage in merge(self.searches):
             title = f"{passage.title} | " if passage.title else ""
             texts.append(title + passage.text)
         return texts

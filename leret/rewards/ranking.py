@@ -2,9 +2,9 @@
 
 Relevance is binary, except that nDCG uses the grades of gold documents if the data have grades.
 
-Arguments are the ranking's ids (best first), the gold ids (at least one), and a cut-off ``k``. A
-repeated document counts at its first rank. Missing gold documents lower every measure except `rr`
-and `success`.
+Arguments are the ranking's ids (best first), the gold ids, and a cut-off ``k``. A repeated document
+counts at its first rank. Missing gold documents lower every measure except `rr` and `success`. If a
+task has no gold documents, a measure raises ValueError, and its reward is None.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from leret.core.types import Outcome
+
+_NO_GOLD = "gold is empty; measures need at least one gold document"
 
 Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
@@ -25,9 +27,12 @@ def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         task = outcome.task
-        if not task.gold:
+        gold = task.grades if task.relevance else task.gold
+        if not gold:
             return None
-        return measure(task.gold_ids(outcome.doc_ids), task.grades, k)
+        doc_ids = [passage.doc_id for passage in outcome.ranking]
+        ids = task.gold_ids(doc_ids) if task.parents else doc_ids
+        return measure(ids, gold, k)
 
     return value
 
@@ -38,7 +43,10 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
     """
-    return len(_hits(doc_ids, gold, k)) / len(set(gold))
+    gold_ids = set(gold)
+    if not gold_ids:
+        raise ValueError(_NO_GOLD)
+    return len(gold_ids.intersection(doc_ids[:k])) / len(gold_ids)
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -133,6 +141,8 @@ def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
 
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
     """Return the ranks of the gold documents, ascending."""
+    if not gold:
+        raise ValueError(_NO_GOLD)
     gold_ids = set(gold)
     ranking = dict.fromkeys(doc_ids[:k])
     return [rank for rank, doc_id in enumerate(ranking, 1) if doc_id in gold_ids]

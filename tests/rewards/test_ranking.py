@@ -54,6 +54,8 @@ def test_deep_recall_counts_the_places_of_missing_documents(found, deep, value):
 def test_ranking_without_gold_has_no_value():
     for name in RANKING:
         assert REWARDS[name](outcome("a", ())) is None
+        with pytest.raises(ValueError, match="gold is empty"):
+            getattr(ranking, name)(["a"], ())
 
 
 ORACLES = {"ap": "AP", "recall": "R", "rr": "RR", "ndcg": "nDCG", "success": "Success"}

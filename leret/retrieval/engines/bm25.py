@@ -93,7 +93,8 @@ class BM25(CallableRetriever):
 
     def search(self, queries: Sequence[str | Mapping[str, float]], k: int) -> list[Ranking]:
         """Rank documents for each query: a text, or words with factors for their weights."""
-        k = clip_k(k, self.n_documents)
+        if not 1 <= k <= self.n_documents:
+            k = clip_k(k, self.n_documents)
         at_once = max(1, _CELLS // k)
         rankings: list[Ranking] = []
         for start in range(0, len(queries), at_once):

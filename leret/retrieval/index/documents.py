@@ -73,7 +73,11 @@ class DocumentTable:
         for row, score in zip(rows, scores, strict=True):
             document = decoded.get(row)
             if document is None:
-                document = decoded[row] = [_text(column[row]) for column in self._columns]
+                *words, parent = [column[row].as_py() for column in self._columns]
+                texts = [str(encoded, "utf-8", "surrogatepass") for encoded in words]
+                if parent is not None:
+                    parent = str(parent, "utf-8", "surrogatepass")
+                document = decoded[row] = [*texts, parent]
             doc_id, title, text, parent = document
             # faster than Passage(...)
             passages.append(_new_passage(Passage, (doc_id, title, text, score, parent)))
