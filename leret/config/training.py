@@ -162,6 +162,9 @@ class TrainingRecipe(KindSettings):
 
     def find_algorithm(self) -> Any:
         """Return the recipe's algorithm, as its engine trains it."""
+        algorithm = self.table.get(self.algorithm)
+        if algorithm is not None and algorithm.settings is type(self):
+            return algorithm
         return self.find(self.algorithm, getattr(self, "engine", None))
 
     @property

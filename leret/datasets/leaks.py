@@ -164,14 +164,31 @@ def _words(text: str) -> list[str]:
 
 
 def refuse_leaks(training: Sequence[Task], evaluation: Sequence[Task]) -> None:
-    """Raise a DataError with the first ids if training and evaluation have ids or texts in common."""
+    """Raise a DataError if training and evaluation have ids or texts in common.
+
+    Its message lists the first ids.
+    """
     ids = {task.id for task in training}
+    shared_ids = [task.id for task in evaluation if task.id in ids]
+    _refuse(
+        sorted(shared_ids),
+        "are in both the training data and the evaluation split",
+        "sample from split train, and evaluate on dev or test with the same seed",
+    )
     texts = {task.text for task in training}
-    shared = [task.id for task in evaluation if task.id in ids or task.text in texts]
-    if shared:
-        first = ", ".join(map(repr, shared[:_SHOWN]))
-        raise DataError(
-            f"{len(shared)} questions of the evaluation split have the id or text of a training "
-            f"question, such as {first}; sample from split train, evaluate on dev or test with the "
-            "same seed, and remove equal questions from the question file"
-        )
+    with_shared_texts = [task.id for task in evaluation if task.text in texts]
+    _refuse(
+        with_shared_texts,
+        "of the evaluation split have the same text as a training question",
+        "remove them from the question file",
+    )
+
+
+def _refuse(ids: Sequence[str], fault: str, advice: str) -> None:
+    if not ids:
+        return
+    shown = ", ".join(map(repr, ids[:_SHOWN]))
+    n_more = len(ids) - _SHOWN
+    if n_more > 0:
+        shown += f" and {n_more} more"
+    raise DataError(f"{len(ids)} questions {fault}: {shown}; {advice}")

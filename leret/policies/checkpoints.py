@@ -12,7 +12,7 @@ from typing import Any
 
 from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
-from leret.core.bundled import MINILM, POLICIES, minilm_directory, policy_path
+from leret.core.bundled import MINILM, POLICIES, SHIPPED, minilm_directory, policy_path
 from leret.core.classes import source_digest
 from leret.core.errors import MissingDependency, PolicyError, reason
 from leret.core.files import file_digest
@@ -58,7 +58,7 @@ def policy_directory(name: str | Path) -> Path | None:
     """Return the directory of a policy in `POLICIES`; None for other names."""
     if not isinstance(name, str) or name not in POLICIES:
         return None
-    return policy_path(name)
+    return SHIPPED.get(name) or policy_path(name)
 
 
 def find_model(name: str | Path) -> Path:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
@@ -32,6 +32,22 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("leret")
 _STATES = 8  # number of states whose sampled prompts are checked
+_COLUMNS = (
+    "prompt",
+    "chosen",
+    "rejected",
+    "question_id",
+    "predictor",
+    "score_chosen",
+    "score_rejected",
+)
+_SIDES = ("chosen", "rejected")
+_ENDINGS = (
+    "chosen_finish_reason",
+    "rejected_finish_reason",
+    "chosen_token_ids",
+    "rejected_token_ids",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +97,23 @@ class GroupSamples:
         None  # reward of unparsable completions; None drops these completions
     )
 
-    pairing: ClassVar[Mapping[str, Any]] = {"strategy": "adjacent"}
-
     def groups(self) -> Iterable[StateSamples]:
         return self.samples
+
+    def pairs(self) -> Iterator[TrainingExample]:
+        from leret.sampling.preferences.dataset import distinct, make_pairs
+
+        for group in self.samples:
+            for pair in make_pairs(distinct(group.samples), "adjacent"):
+                rewards = tuple(float(sample.reward or 0.0) for sample in pair)
+                yield TrainingExample.of(group.state, pair, rewards)
 
 
 @dataclass(frozen=True)
 class RunSamples:
-    """A run's samples of finished tasks, by the last sampling policy.
+    """A run's samples and its pairs (from ``R/preferences``).
 
-    Pairs are made with the settings of ``R/preferences``.
+    The samples are of finished tasks, by the last sampling policy.
     """
 
     run: Run
@@ -102,12 +124,6 @@ class RunSamples:
         from leret.sampling.preferences.dataset import unparsed_reward
 
         return unparsed_reward(self.run)
-
-    @property
-    def pairing(self) -> Mapping[str, Any]:
-        from leret.sampling.rescore import pair_settings
-
-        return pair_settings(self.run)
 
     def groups(self) -> Iterator[StateSamples]:
         from leret.sampling.preferences.dataset import no_finished_question
@@ -124,8 +140,60 @@ class RunSamples:
                 raise no_finished_question(store, policy)
         _check_predictors(self.predictors, sampled)
 
+    def pairs(self) -> list[TrainingExample]:
+        """Return the pairs in ``R/preferences/train.parquet``, in file order."""
+        rows = _pair_rows(self.run.preferences / "train.parquet")
+        _check_predictors(self.predictors, {str(row["predictor"]) for row in rows})
+        if self.predictors is not None:
+            rows = [row for row in rows if row["predictor"] in self.predictors]
+        return [_pair(row) for row in rows]
+
 
 Samples = GroupSamples | RunSamples
+
+
+def _pair_rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.is_file():
+        raise TrainingError(
+            f"{path} is missing; write it with `leret sample`, or rebuild it with `leret rescore`"
+        )
+    try:
+        # read_table imports pandas, which takes a second.
+        table = pyarrow.parquet.ParquetFile(path).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise TrainingError(
+            f"{path} cannot be read ({error}); rebuild it with `leret rescore`"
+        ) from error
+    missing = [name for name in _COLUMNS if name not in table.column_names]
+    if missing:
+        raise TrainingError(
+            f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
+            "rebuild it with `leret rescore`"
+        )
+    # Pairs of an older version lack the columns of endings.
+    endings = [name for name in _ENDINGS if name in table.column_names]
+    rows: list[dict[str, Any]] = table.select([*_COLUMNS, *endings]).to_pylist()
+    if not rows:
+        raise TrainingError(
+            f"{path} holds no pairs, because no state has two completions with different rewards; "
+            "sample more questions, more prompts or samples per state, or at a higher temperature"
+        )
+    return rows
+
+
+def _pair(row: Mapping[str, Any]) -> TrainingExample:
+    chosen, rejected = row["chosen"][0], row["rejected"][0]
+    return TrainingExample(
+        str(row["question_id"]),
+        plain(row["prompt"]),
+        (str(chosen["content"]), str(rejected["content"])),
+        (float(row["score_chosen"]), float(row["score_rejected"])),
+        tuple(row.get(f"{side}_finish_reason") == "length" for side in _SIDES),
+        tuple(row.get(f"{side}_token_ids") for side in _SIDES),
+    )
 
 
 def plain(messages: Sequence[Any]) -> Messages:

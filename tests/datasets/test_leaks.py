@@ -106,5 +106,5 @@ def test_fingerprints_are_written_without_the_texts(tmp_path):
 
 
 def test_a_refused_leak_names_the_first_questions_and_counts_the_others():
-    with pytest.raises(DataError, match=r"7 questions.*'q0', 'q1', 'q2', 'q3', 'q4'"):
+    with pytest.raises(DataError, match=r"7 questions.*'q0', 'q1', 'q2', 'q3', 'q4' and 2 more"):
         refuse_leaks(*([Task.question(f"q{i}", f"{n} {i}") for i in range(n)] for n in (7, 9)))

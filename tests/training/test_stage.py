@@ -82,7 +82,7 @@ def test_another_dspy_than_at_sampling_is_a_warning(run, caplog):
 
 def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     run = sampled_run(tmp_path / "run", base, spread=False)
-    for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, "the run has no pairs")):
+    for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, r"train\.parquet holds no pair")):
         with pytest.raises(TrainingError, match=says):
             train(recipe, run)
     assert estimate(changed(SFT, require_spread=False), run).examples == 24

@@ -195,6 +195,8 @@ def mini_batches(groups: Tensor, n: int, *seed: int) -> list[Tensor]:
 
     No group is split.
     """
+    if n == 1:
+        return [torch.arange(len(groups), device=groups.device)]
     states = groups.unique(sorted=True)
     generator = torch.Generator().manual_seed(int(digest(*seed)[:15], 16))
     order = torch.randperm(len(states), generator=generator)

@@ -25,7 +25,6 @@ from leret.policies.serving.model import refresh, resolve_policy
 from leret.policies.tool_calls import read_calls
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
-from leret.training.driver import means
 from leret.training.job import TrainingJob
 from leret.training.model import SavedPolicy, library_of, save_policy
 from leret.training.processes import from_main
@@ -175,8 +174,8 @@ class WriterLearner:
         """Return a round's figures for the log."""
         figures = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
         figures |= self.update.mismatch()
-        for name, value in means(steps).items():
-            figures[LOGGED.get(name, name)] = value
+        for name in steps[0] if steps else ():
+            figures[LOGGED.get(name, name)] = sum(step[name] for step in steps) / len(steps)
         if batch.reference is not None and batch.old_logps is not None:
             estimate = KL[self.recipe.kl_estimator](batch.old_logps, batch.reference)
             per_completion = (estimate * batch.mask).sum(1)

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from leret.config.training import ExampleRecipe
-from leret.core.errors import TrainingError
-from leret.rollouts.credit import with_unparsed_reward
-from leret.sampling.preferences.dataset import distinct, make_pairs
 from leret.training.data import Encoded, Samples, TrainingExample
 from leret.training.stored.trainer import (
     StoredAlgorithm,
@@ -127,20 +124,8 @@ def collate_pairs(
 
 
 def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
-    """Return pairs of chosen and rejected completions, with their rewards."""
-    unparsed_reward, pairing = samples.unparsed_reward, samples.pairing
-    pairs = []
-    for group in samples.groups():
-        rewarded = with_unparsed_reward(group.samples, unparsed_reward)
-        for pair in make_pairs(distinct(rewarded), **pairing):
-            rewards = tuple(float(sample.reward or 0.0) for sample in pair)
-            pairs.append(TrainingExample.of(group.state, pair, rewards))
-    if not pairs:
-        raise TrainingError(
-            "the run has no pairs, because no state has two completions with different rewards; "
-            "sample more questions, more prompts or samples per state, or at a higher temperature"
-        )
-    return pairs
+    """Return the pairs of chosen and rejected completions."""
+    return list(samples.pairs())
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:

@@ -1,13 +1,16 @@
 import math
 from dataclasses import replace
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.training.data import Encoded
+from leret.core.errors import TrainingError
+from leret.training.data import Encoded, RunSamples
 from leret.training.stored.kto import KTORecipe
-from leret.training.stored.preference import DPORecipe, IPORecipe, pair_loss
+from leret.training.stored.preference import DPORecipe, IPORecipe, examples, pair_loss
 from tests.training.training_runs import logp, moved, same_gradients, trainer_of, trl_loss
 
 PAIRS = [
@@ -85,6 +88,22 @@ def test_ipo_and_dpo_of_two_pairs_by_hand():
     assert loss_of("ipo", columns, 0.05).tolist() == pytest.approx([(4 - 10) ** 2, (3 - 10) ** 2], abs=1e-12)
     expected = [math.log(1 + math.exp(-0.4)), math.log(1 + math.exp(-0.3))]
     assert loss_of("dpo", columns, 0.1).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_text("not parquet"), "cannot be read"),
+        (lambda path: pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path),
+         "has no column chosen, rejected, question_id"),
+    ],
+)  # fmt: skip
+def test_preferences_that_cannot_be_read_are_named(run, damage, says):
+    assert len(examples(IPORecipe(), RunSamples(run))) == 48
+    damage(run.preferences / "train.parquet")
+    with pytest.raises(TrainingError, match=f"{says}.*leret rescore"):
+        examples(IPORecipe(), RunSamples(run))
 
 
 @pytest.mark.parametrize(("recipe", "steps"), [(IPORecipe(beta=0.05), None), (KTORecipe(), 3)])
