@@ -124,6 +124,8 @@ def _flag_settings(
     if corpus is None or kind is None:
         raise ConfigError("no index to build; pass a sampling recipe, or --kind and --corpus")
     flags = {**_FLAGS, "retriever.kind": "--kind"}
+    for key in ("model", "checkpoint", "engines"):
+        flags[f"retriever.{key}"] = f"--set {key}"
     recipe = {"data": _data(corpus, form), "retriever": {"kind": kind}}
     settings = flag_recipe(recipe, flags, changes, ("data.questions",))
     return settings.data, settings.retriever

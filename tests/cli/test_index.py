@@ -49,8 +49,8 @@ def test_only_an_index_is_replaced_and_only_by_force(index):
         ([*BM25, "--set", "k2=1"], "retriever.k2: unknown key"),
         ([*BM25, "--set", "k1=.inf"], "retriever.k1: input should be a finite number"),
         (["--kind", "pubmed", *BM25[2:]], "pubmed has no index to build"),
-        (["--kind", "hybrid", *BM25[2:]], "retriever.engines: missing"),
-        (["--kind", "dense", *BM25[2:]], "retriever.model: missing"),
+        (["--kind", "hybrid", *BM25[2:]], "--set engines: missing"),
+        (["--kind", "dense", *BM25[2:]], "--set model: missing"),
         (["sampling/demo.yaml", *BM25], "remove --kind, --corpus"),
     ],
 )
