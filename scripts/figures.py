@@ -11,6 +11,7 @@ import ast
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,16 @@ def sources(package: str = "leret") -> dict[str, Path]:
     return found
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a file, parsed once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path, module: str) -> Iterator[tuple[int, str, str]]:
     """Line, module and name (or "") of every import of leret in a file."""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names if alias.name.split(".")[0] == "leret")
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +88,7 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 def functions(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
     """AST nodes and place of every function and method."""
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield sum(1 for _ in ast.walk(node)), f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
 
@@ -89,7 +96,7 @@ def functions(paths: Iterable[Path]) -> Iterator[tuple[int, str]]:
 def with_whole_recipes(paths: Iterable[Path]) -> Iterator[str]:
     """Place of every function with a parameter that is a whole recipe, which may read any of its keys."""
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree(path)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -108,7 +115,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 def squeezed(path: Path) -> Iterator[tuple[str, int]]:
     """Kind and line of every construct that has to be decoded, and of every empty word used as a variable."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, COMPREHENSIONS) and is_dense(node):
             yield "nested or conditional comprehensions", node.lineno
         elif isinstance(node, ast.NamedExpr):
@@ -163,7 +170,7 @@ def class_names(modules: dict[str, Path]) -> dict[str, list[str]]:
     """Public class names that are defined more than once, with their modules."""
     homes = defaultdict(list)
     for module, path in modules.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(module)
     return {name: where for name, where in sorted(homes.items()) if len(where) > 1}
@@ -201,16 +208,12 @@ def rooms(modules: dict[str, Path]) -> tuple[dict[str, Path], dict[str, Path]]:
 
 def nodes(paths: Iterable[Path]) -> int:
     """AST nodes of all files, as ``ast.walk`` visits them."""
-    return sum(sum(1 for _ in ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths)
+    return sum(sum(1 for _ in ast.walk(tree(path))) for path in paths)
 
 
 def statements(paths: Iterable[Path]) -> int:
     """Statements of all files, without docstrings and other lone strings."""
-    return sum(
-        isinstance(node, ast.stmt) and not _is_text(node)
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    )
+    return sum(isinstance(node, ast.stmt) and not _is_text(node) for path in paths for node in ast.walk(tree(path)))
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -251,7 +254,7 @@ def keys(paths: Iterable[Path]) -> dict[str, set[str]]:
     for path in paths:
         if path.parent.name == "server":
             continue
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef):
                 classes[node.name] = node
 

@@ -6,17 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from leret.core.memory import _YOUNG
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell; Ctrl-C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _N_MODULES = pytest.StashKey[int]()
 
 
+def collect_rarely():
+    """Do what `gc_frozen` does: a full collection of the imported libraries takes half a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 10, 10)
+
+
 def pytest_runtest_teardown(item):
     if len(sys.modules) > item.session.stash.setdefault(_N_MODULES, 0) + 100:
         item.session.stash[_N_MODULES] = len(sys.modules)
-        gc.collect()
-        gc.freeze()  # a full collection of imported libraries takes half a second
+        collect_rarely()
 
 
 _numbers = itertools.count()

@@ -63,7 +63,7 @@ def layer(name):
 
 
 def strings(path):
-    nodes = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant))
+    nodes = (node for node in ast.walk(figures.tree(path)) if isinstance(node, ast.Constant))
     named = ((node.lineno, node.value.partition(":")[0]) for node in nodes if isinstance(node.value, str))
     return [(line, name) for line, name in named if name in MODULES]
 

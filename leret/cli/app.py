@@ -22,7 +22,7 @@ from leret.cli import data, demo, index, run, sample, search, serve, view
 from leret.cli.console import as_json, complain
 from leret.core.errors import ConfigError, LeretError, MissingDependency, was_interrupted
 from leret.core.memory import tune_malloc
-from leret.core.progress import plain
+from leret.core.progress import visible
 
 _OF_TRAINING = {
     "accelerate",
@@ -204,7 +204,7 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
 
 class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))  # warnings may quote untrusted server text
+        return str(visible(super().format(record)))  # warnings may quote untrusted server text
 
 
 def prepare(debug: bool) -> None:

@@ -21,7 +21,7 @@ import typer
 from leret.core.bundled import ENGLISH, ROOT, SCOPES
 from leret.core.errors import LeretError
 from leret.core.files import require_writable
-from leret.core.progress import plain
+from leret.core.progress import visible
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
@@ -131,13 +131,13 @@ def run_path(run: Path | None, recipe: str) -> Path:
 def say(text: str = "", style: str | None = None) -> None:
     """Print text to stdout. On a terminal, break lines at spaces; commands and flags break only before a flag."""
     if not _JSON.get():
-        _print(plain(text), style)
+        _print(visible(text), style)
 
 
 def complain(text: str, label: str = "error: ") -> None:
     """Print a message to stderr."""
     style = {"error: ": "red", "warning: ": "yellow"}.get(label)
-    _print(f"{label}{plain(text)}", style, stderr=True)
+    _print(f"{label}{visible(text)}", style, stderr=True)
 
 
 def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
@@ -250,7 +250,7 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
             rows.append((label, value))
     width = max((len(label) for label, _ in rows), default=0)
     for label, value in rows:
-        _print(plain(f"  {label:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
+        _print(visible(f"  {label:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
 
 
 def table(
@@ -271,10 +271,13 @@ def table(
             facts(values)
         return
     shown = Table(
-        title=plain(title or "") or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+        title=visible(title or "") or None,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        pad_edge=False,
     )
     shown.padding = (0, 1, 0, 0)
-    lines = [tuple(map(plain, row)) for row in rows]
+    lines = [tuple(map(visible, row)) for row in rows]
     widths = []
     for name, *cells in zip(columns, *lines, strict=True):
         words = name.split()

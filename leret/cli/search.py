@@ -12,7 +12,7 @@ import typer
 from leret.cli import console
 from leret.cli.console import IndexOrUrl, Overrides, QuestionsOption, TokenEnv
 from leret.core.errors import ConfigError
-from leret.core.progress import plain, shown
+from leret.core.progress import shown, visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -95,7 +95,7 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
 def _marked(text: str, words: Sequence[str]) -> Text:
     from rich.text import Text
 
-    marked = Text(plain(" ".join(text.split())))
+    marked = Text(visible(" ".join(text.split())))
     marked.truncate(_SHOWN, overflow="ellipsis")
     marked.highlight_words(words, "bold yellow", case_sensitive=False)
     return marked

@@ -14,7 +14,7 @@ from leret.cli import console
 from leret.cli.console import Host, Port
 from leret.cli.serve import is_loopback
 from leret.core.errors import ConfigError
-from leret.core.progress import plain
+from leret.core.progress import visible
 
 Form = Annotated[
     Literal["console", "markdown", "latex"], typer.Option(help="Format of the tables.")
@@ -132,4 +132,4 @@ def _print(
         if form == "console":
             console.table(columns, rows, title)
         else:
-            typer.echo(plain(FORMS[form](columns, rows)) + "\n")
+            typer.echo(visible(FORMS[form](columns, rows)) + "\n")

@@ -34,7 +34,8 @@ def tune_malloc() -> bool:
 @contextmanager
 def gc_frozen() -> Iterator[None]:
     """Exclude existing objects from garbage collection and collect less often in the block. Blocks may nest."""
-    if gc.get_freeze_count():
+    # not `gc.get_freeze_count`, which counts a million objects of imported libraries one by one
+    if gc.get_threshold()[0] == _YOUNG:
         yield
         return
     thresholds = gc.get_threshold()

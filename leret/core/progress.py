@@ -105,7 +105,7 @@ class ProgressLines(Progress):
             parts.append(f"{name.replace('_', ' ')} {figure}")
         while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
             parts.pop()
-        return plain(", ".join(parts))
+        return str(visible(", ".join(parts)))
 
 
 class _Bars(ProgressLines):
@@ -128,17 +128,8 @@ class _Bars(ProgressLines):
             self.bars.stop_task(self.task)
 
 
-def plain(text: str) -> str:
-    """Replace control and text-direction characters with spaces, and lone surrogates with ``?``, for a terminal."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    for char in set(text):
-        if not char.isprintable() and char not in "\n\t":
-            text = text.replace(char, " ")
-    return text
-
-
 def visible(value: Any) -> Any:
-    """Replace control, direction and surrogate characters of a template value by [U+XXXX]."""
+    """Replace control, direction and surrogate characters of a text by [U+XXXX]; return other values unchanged."""
     is_markup = hasattr(value, "__html__")
     if not isinstance(value, str) or is_markup or value.isprintable():
         return value

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-grpo")
 """Training recipes of `leret demo`, in order."""
-_OF_SFT = 2  # the first two stages, sampling and demo-sft, are needed by all others
+_EVALUATION = "eval/demo.yaml"
 _STOP_S = 30.0
 
 
@@ -93,45 +93,49 @@ def run_demo(out: Path, seed: int = 0, progress: Progress | None = None) -> Any:
     from leret.config.evaluation import EvalRecipe
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
+    from leret.evaluation.stage import evaluate
     from leret.optimize.rounds import Recipe, run_stage, schedule
     from leret.training.algorithms import TrainingRecipe
 
+    sampling = [f"data.seed={seed}", f"sampling.seed={seed}"]
     recipes: list[Recipe] = [
-        load_recipe(
-            "sampling/demo.yaml", SamplingRecipe, [f"data.seed={seed}", f"sampling.seed={seed}"]
-        ),
+        load_recipe("sampling/demo.yaml", SamplingRecipe, sampling),
         *(
             load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
             for name in TRAININGS
         ),
-        load_recipe("eval/demo.yaml", EvalRecipe, [f"seed={seed}"]),
+        load_recipe(_EVALUATION, EvalRecipe, [f"seed={seed}"]),
     ]
     run = Run.create(out)
     stages = schedule(recipes, run)
-    for stage in stages[:_OF_SFT]:
-        run_stage(stage, run, progress=progress)
-    with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
-        for stage in stages[_OF_SFT:-2]:
-            run_stage(stage, run, progress=progress)
-    # These stages have run in the other process. If it failed, they run again; if not, their
-    # results are read.
-    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]
+    if not (run.policies / "grpo").is_dir():
+        sample, sft, ipo, *_ = stages
+        run_stage(sample, run, progress=progress)
+        with _beside(run, seed, "raw-question,oracle-titles,base,bank"):
+            run_stage(sft, run, progress=progress)
+            with _beside(run, seed, "sft,grpo", "training/demo-grpo.yaml"):
+                run_stage(ipo, run, progress=progress)
+                keys = [f"seed={seed}", "systems=[ipo]"]
+                evaluate(load_recipe(_EVALUATION, EvalRecipe, keys), run, progress=progress)
+    # What has run is read. If another process failed, its stages run again.
+    *_, report = [run_stage(stage, run, progress=progress) for stage in stages]
     return report
 
 
 @contextmanager
-def _beside(run: Run, seed: int) -> Iterator[None]:
-    """Run the last training recipe and the evaluation in another process.
+def _beside(run: Run, seed: int, systems: str, *trainings: str) -> Iterator[None]:
+    """Run training recipes, and the evaluation of some systems, in another process.
 
     Leaving the block waits for the process.
     """
     from leret.http.endpoints import ApiKey
     from leret.policies.serving.process import ServerProcess
 
-    recipes = [f"training/{TRAININGS[-1]}.yaml", "eval/demo.yaml"]
-    seeds = ["--set", f"train.seed={seed}", "--set", f"eval.seed={seed}"]
-    words = ["run", *recipes, "--run", str(run.path), *seeds]
-    log = run.cache / f"{TRAININGS[-1]}.log"
+    words = ["run", *trainings, _EVALUATION, "--run", str(run.path)]
+    words += ["--set", f"eval.seed={seed}", "--set", f"eval.systems=[{systems}]"]
+    if trainings:
+        words += ["--set", f"train.seed={seed}"]
+    log = run.cache / f"{systems}.log"
     process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
     try:
         yield

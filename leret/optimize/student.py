@@ -92,7 +92,8 @@ def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
         rows.append(row)
     for name in named_picks(program):
         rows.append([name, policies[name].digest])
-    sources = [source_of(type(module)) for _, module in program.named_sub_modules()]
+    kinds: list[Any] = [type(module) for _, module in program.named_sub_modules()]
+    sources = [_source_of_class(kind) for kind in kinds]
     return digest((sources, rows))
 
 
@@ -104,6 +105,11 @@ def source_of(thing: Any) -> str:
         return inspect.getsource(thing)
     except (OSError, TypeError):
         return name_of(thing)
+
+
+@functools.cache  # for a class, `inspect` parses the whole file
+def _source_of_class(kind: type) -> str:
+    return source_of(kind)
 
 
 def name_of(thing: Any) -> str:

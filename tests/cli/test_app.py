@@ -137,4 +137,4 @@ def test_a_command_bounds_caches_and_leaves_what_the_user_said(tmp_path, given):
     found = json.loads(made.stdout)
     assert [found[name] for name in SHAPES] == ["512" if given else "64"] * 2
     assert Path(tmp_path / found["DSPY_CACHEDIR"]).exists() is bool(given)  # a directory of our own goes away
-    assert made.stderr == "refused: a [31mb c\n"  # no character of a warning is a command of the terminal
+    assert made.stderr == "refused: a[U+001B][31mb[U+202E]c\n"  # no character of a warning is a command of the terminal
