@@ -132,7 +132,7 @@ def test_no_module_imports_itself_through_others():
 def test_the_library_is_small_and_not_dense():
     house, shelf = figures.rooms(MODULES)
     n_nodes, n_statements = figures.nodes(MODULES.values()), figures.statements(MODULES.values())
-    assert figures.nodes(house.values()) <= 302_000, "remove code before adding more; lines and statements are free"
+    assert figures.nodes(house.values()) <= 300_800, "remove code before adding more; lines and statements are free"
     assert figures.nodes(shelf.values()) <= 32_000
     assert n_nodes / n_statements <= 12.0, "write out what is squeezed: an `if` of three lines is three lines"
 
@@ -176,12 +176,12 @@ def test_recipes_have_few_keys(tmp_path):
         "class C:\n    d: int\n"
     )
     assert figures.keys([path]) == {"A": {"a"}, "B": {"c"}}
-    assert sum(map(len, figures.keys(MODULES.values()).values())) <= 344
+    assert sum(map(len, figures.keys(MODULES.values()).values())) <= 340
 
 
 def test_the_library_its_folders_and_its_functions_stay_small():
     house, _ = figures.rooms(MODULES)
-    assert len(house) <= 196
+    assert len(house) <= 195
     assert {
         name: n for name, n in figures.folders().items() if n > 13 and name not in {"leret", f"leret/{SHELF}"}
     } == {}

@@ -57,6 +57,7 @@ class RetrieverSettings(KindSettings):
         "pubmed": "leret.extras.pubmed:PUBMED",
         "clinicaltrials": "leret.extras.clinicaltrials:CLINICALTRIALS",
         "colbert": "leret.extras.colbert:COLBERT",
+        "tantivy": "leret.extras.tantivy:TANTIVY",
     }
 
     kind: KindName
@@ -156,12 +157,6 @@ class RM3Settings(_Weights):
         return BM25Settings(
             **{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"}
         )
-
-
-class TantivySettings(AnalyzerSettings, EngineSettings):
-    """BM25 by tantivy (k1 = 1.2, b = 0.75), with the index on disk."""
-
-    kind: Literal["tantivy"] = "tantivy"
 
 
 _ADVICE = "download the model there, or fix the path"

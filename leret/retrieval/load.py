@@ -62,7 +62,6 @@ class EngineKind:
 
 ENGINES = {
     "bm25": EngineKind(kinds.BM25Settings, "engines.bm25:BM25Index", "index"),
-    "tantivy": EngineKind(kinds.TantivySettings, "engines.tantivy:TantivyIndex", "index"),
     "dense": EngineKind(kinds.DenseSettings, "engines.dense:DenseIndex", "index"),
     "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
     "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),

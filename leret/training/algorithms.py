@@ -72,7 +72,6 @@ TrainingRecipe.shelf = {"retriever-kl": "leret.extras.retriever_kl:RETRIEVER_KL"
 TrainingRecipe.engines = {
     "trl": "leret.extras.trl:ENGINE",
     "tinker": "leret.extras.tinker_training:ENGINE",
-    "live-index": "leret.extras.live_index:ENGINE",
     "keep-rollouts": "leret.extras.keep_rollouts:ENGINE",
 }
 

@@ -8,12 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.retriever import TantivySettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
+from leret.extras.tantivy import TantivySettings
 from leret.programs.load import load_program
 from leret.sampling.stage import sample
 from leret.viewer.report import write_report

@@ -24,7 +24,7 @@ from leret.policies.checkpoints import find_model, pick_device
 
 Array = NDArray[np.float64]
 
-SEPARATOR = ". "  # between a candidate's title and text, like `DenseSettings.separator`
+_SEPARATOR = ". "  # between a candidate's title and text, like `DenseSettings.separator`
 _CHUNK_TEXTS = 128
 _CHUNK_NUMBERS = 2**19
 """Floats per batch of inner products without gradients, to fit a core's cache."""
@@ -313,7 +313,7 @@ def _text(candidate: Candidate) -> str:
     if candidate == STOP:
         return candidate.id
     if candidate.title:
-        return f"{candidate.title}{SEPARATOR}{candidate.text}"
+        return f"{candidate.title}{_SEPARATOR}{candidate.text}"
     return candidate.text
 
 

@@ -211,7 +211,7 @@ class JointLearner:
         picker = self.picker.policy.clone()
         writer = LocalPolicy.over(self.writer.model, self.writer.tokenizer, name=name, digest=name)
         picks = dict.fromkeys(self.picker.predictors or (), picker)
-        return self.picker.run(PolicySet({"": writer, **picks}), validation)
+        return validation.run_policy(PolicySet({"": writer, **picks}))
 
     def state(self, directory: Path) -> dict[str, Any]:
         return {"picker": self.picker.state(directory), "writer": self.writer.state(directory)}

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from leret.core.types import Choice, digest
-from leret.policies.base import Policy
 from leret.policies.pickers.picker import Picker, open_picker
 from leret.rollouts.rounds import Sampled
 from leret.training.driver import means
@@ -154,10 +153,7 @@ class PickLearner:
         return {**logged, **means(steps)}
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        return self.run(self.policy.clone(), validation)  # `run_policy` closes the clone
-
-    def run(self, policy: Policy, validation: Validation) -> dict[str, float]:
-        return validation.run_policy(policy)
+        return validation.run_policy(self.policy.clone())  # it closes the clone
 
     def state(self, directory: Path) -> dict[str, Any]:
         self.policy.save(directory / _PICKER)

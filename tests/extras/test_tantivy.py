@@ -2,12 +2,11 @@ import math
 
 import pytest
 
-from leret.config.retriever import TantivySettings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.retrieval.engines.tantivy import TantivyIndex
+from leret.extras.tantivy import TantivyIndex, TantivySettings
 from leret.retrieval.index.documents import DocumentTable
 
 pytest.importorskip("tantivy", reason="tantivy is not installed")

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from leret.config.retriever import TantivySettings
+from leret.config.retriever import AnalyzerSettings, EngineSettings
 from leret.core.errors import RetrievalError, import_optional
 from leret.core.progress import Progress
 from leret.core.types import Ranking
@@ -24,12 +24,19 @@ from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.engines.bm25 import make_analyzer
 from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine
+from leret.retrieval.load import EngineKind
 
 _FOLDER = "tantivy"
 _HEAP = 256_000_000  # bytes that a build buffers in memory before it writes to disk
 _REPORTED = 10_000
 _BATCH = 64
 """Queries searched at once. With thousands, Python's garbage collector takes 5 % of the time."""
+
+
+class TantivySettings(AnalyzerSettings, EngineSettings):
+    """BM25 by tantivy (k1 = 1.2, b = 0.75), with the index on disk."""
+
+    kind: Literal["tantivy"] = "tantivy"
 
 
 class Tantivy(CallableRetriever):
@@ -164,3 +171,6 @@ class TantivyIndex(IndexEngine):
                 f"{directory}: tantivy cannot open the index ({error}); build it again"
             ) from error
         return Tantivy(documents, index, self.settings)
+
+
+TANTIVY = EngineKind(TantivySettings, TantivyIndex, "index")
