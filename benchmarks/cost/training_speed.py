@@ -134,10 +134,12 @@ def by_grpo(run, side, out, given):
     timed(RoundSampler, "sample", "sampled")
     timed(LocalPolicy, "complete_many", "completed")
     timed(StoredStates, "__call__", "scored")
+    keys = {**settings(given), "per_device_train_batch_size": given.rows}
+    if side == "trl":
+        keys["gradient_accumulation_steps"] = 64 // given.rows
     recipe = GRPORecipe(
         name=f"grpo-{out.name}", engine=side, init_from="base", states="stored", max_steps=given.steps,
-        questions_per_round=4, save_steps=10**6, max_completion_length=16,
-        **{**settings(given), "per_device_train_batch_size": 64},
+        questions_per_round=4, save_steps=10**6, max_completion_length=16, **keys,
     )  # fmt: skip
     began, cpu = time.perf_counter(), time.process_time()
     report = train(recipe, run)
@@ -176,6 +178,7 @@ def main():
     parser.add_argument("--recipe", default="sampling/demo.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for sampling")
     parser.add_argument("--batch", type=int, default=16, help="examples or pairs per step; GRPO has 64 completions")
+    parser.add_argument("--rows", type=int, default=64, help="completions in memory at once, for GRPO")
     parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "ALGORITHM", "TURN"))
     given = parser.parse_args()
