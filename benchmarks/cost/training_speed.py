@@ -111,7 +111,7 @@ def by_trl(run, algorithm, out, given):
 def by_grpo(run, side, out, given):
     from trl import GRPOTrainer  # noqa: F401
 
-    from leret.extras.trl import StoredStates
+    from leret.extras.trl import GRPOWithTRL, StoredStates
     from leret.policies.local.policy import LocalPolicy
     from leret.rollouts.rounds import RoundSampler
     from leret.training.rounds.grpo import GRPORecipe
@@ -135,10 +135,12 @@ def by_grpo(run, side, out, given):
     timed(LocalPolicy, "complete_many", "completed")
     timed(StoredStates, "__call__", "scored")
     keys = {**settings(given), "per_device_train_batch_size": given.rows}
+    kind = GRPORecipe
     if side == "trl":
+        kind = GRPOWithTRL
         keys["gradient_accumulation_steps"] = 64 // given.rows
-    recipe = GRPORecipe(
-        name=f"grpo-{out.name}", engine=side, init_from="base", states="stored", max_steps=given.steps,
+    recipe = kind(
+        name=f"grpo-{out.name}", init_from="base", states="stored", max_steps=given.steps,
         questions_per_round=4, save_steps=10**6, max_completion_length=16, **keys,
     )  # fmt: skip
     began, cpu = time.perf_counter(), time.process_time()
@@ -178,7 +180,9 @@ def main():
     parser.add_argument("--recipe", default="sampling/demo.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for sampling")
     parser.add_argument("--batch", type=int, default=16, help="examples or pairs per step; GRPO has 64 completions")
-    parser.add_argument("--rows", type=int, default=64, help="completions in memory at once, for GRPO")
+    parser.add_argument(
+        "--rows", type=int, default=64, choices=(8, 16, 32, 64), help="completions in memory at once, for GRPO"
+    )
     parser.add_argument("--rate", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--one", nargs=3, metavar=("SIDE", "ALGORITHM", "TURN"))
     given = parser.parse_args()

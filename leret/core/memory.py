@@ -34,11 +34,11 @@ def tune_malloc() -> bool:
 @contextmanager
 def gc_frozen() -> Iterator[None]:
     """Exclude existing objects from garbage collection and collect less often in the block. Blocks may nest."""
+    thresholds = gc.get_threshold()
     # not `gc.get_freeze_count`, which counts a million objects of imported libraries one by one
-    if gc.get_threshold()[0] == _YOUNG:
+    if thresholds[0] == _YOUNG:
         yield
         return
-    thresholds = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_YOUNG, *thresholds[1:])
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -100,12 +101,12 @@ class ProgressLines(Progress):
                 if isinstance(value, float)
                 else f"{value:,}"
                 if isinstance(value, int)
-                else value
+                else visible(value)
             )
             parts.append(f"{name.replace('_', ' ')} {figure}")
         while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
             parts.pop()
-        return str(visible(", ".join(parts)))
+        return ", ".join(parts)
 
 
 class _Bars(ProgressLines):
@@ -128,13 +129,21 @@ class _Bars(ProgressLines):
             self.bars.stop_task(self.task)
 
 
+_KEPT = "\n\t\u200c\u200d"
+"""Line ends, tabs, and the joiners of Persian and of emoji."""
+
+
 def visible(value: Any) -> Any:
-    """Replace control, direction and surrogate characters of a text by [U+XXXX]; return other values unchanged."""
+    """Replace control, direction and surrogate characters of a text by [U+XXXX].
+
+    Other values, and strings that are marked as safe HTML, are returned unchanged.
+    """
     is_markup = hasattr(value, "__html__")
     if not isinstance(value, str) or is_markup or value.isprintable():
         return value
     text = value
     for char in set(value):
-        if not char.isprintable() and char not in "\n\t\xa0\u3000":
+        is_space = unicodedata.category(char) == "Zs"
+        if not (char.isprintable() or is_space or char in _KEPT):
             text = text.replace(char, f"[U+{ord(char):04X}]")
     return text

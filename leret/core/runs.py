@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -326,7 +325,6 @@ def _with_texts(value: Any, prefix: str, change: Callable[[str], str]) -> Any:
     return change(value) if isinstance(value, str) and value.startswith(prefix) else value
 
 
-@cache
 def installed_version(package: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
     try:

@@ -5,10 +5,11 @@ The shipped policy ``demo`` knows the world's words.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,8 @@ TRAININGS = ("demo-sft", "demo-ipo", "demo-grpo")
 """Training recipes of `leret demo`, in order."""
 _EVALUATION = "eval/demo.yaml"
 _STOP_S = 30.0
+
+logger = logging.getLogger("leret")
 
 
 class ExampleData(NamedTuple):
@@ -98,48 +101,52 @@ def run_demo(out: Path, seed: int = 0, progress: Progress | None = None) -> Any:
     from leret.training.algorithms import TrainingRecipe
 
     sampling = [f"data.seed={seed}", f"sampling.seed={seed}"]
+    trainings = [
+        load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"]) for name in TRAININGS
+    ]
+    evaluation = load_recipe(_EVALUATION, EvalRecipe, [f"seed={seed}"])
     recipes: list[Recipe] = [
         load_recipe("sampling/demo.yaml", SamplingRecipe, sampling),
-        *(
-            load_recipe(f"training/{name}.yaml", TrainingRecipe, [f"seed={seed}"])
-            for name in TRAININGS
-        ),
-        load_recipe(_EVALUATION, EvalRecipe, [f"seed={seed}"]),
+        *trainings,
+        evaluation,
     ]
     run = Run.create(out)
     stages = schedule(recipes, run)
-    if not (run.policies / "grpo").is_dir():
-        sample, sft, ipo, *_ = stages
-        run_stage(sample, run, progress=progress)
-        with _beside(run, seed, "raw-question,oracle-titles,base,bank"):
-            run_stage(sft, run, progress=progress)
-            with _beside(run, seed, "sft,grpo", "training/demo-grpo.yaml"):
-                run_stage(ipo, run, progress=progress)
-                keys = [f"seed={seed}", "systems=[ipo]"]
-                evaluate(load_recipe(_EVALUATION, EvalRecipe, keys), run, progress=progress)
-    # What has run is read. If another process failed, its stages run again.
+    sft, ipo, grpo = [recipe.policy_name for recipe in trainings]
+    if not (run.policies / grpo).is_dir():
+        run_stage(stages[0], run, progress=progress)
+        untrained = [name for name in evaluation.systems if name != "policies"]
+        with _beside(run, seed, untrained):
+            run_stage(stages[1], run, progress=progress)
+            with _beside(run, seed, [sft, grpo], f"training/{TRAININGS[-1]}.yaml"):
+                run_stage(stages[2], run, progress=progress)
+                only_ipo = evaluation.model_copy(update={"systems": (ipo,)})
+                evaluate(only_ipo, run, progress=progress)
+    # Finished stages only return their reports; stages that failed in another process run again.
     *_, report = [run_stage(stage, run, progress=progress) for stage in stages]
     return report
 
 
 @contextmanager
-def _beside(run: Run, seed: int, systems: str, *trainings: str) -> Iterator[None]:
+def _beside(run: Run, seed: int, systems: Sequence[str], *trainings: str) -> Iterator[None]:
     """Run training recipes, and the evaluation of some systems, in another process.
 
-    Leaving the block waits for the process.
+    Leaving the block waits for the process; an exception stops it.
     """
     from leret.http.endpoints import ApiKey
     from leret.policies.serving.process import ServerProcess
 
     words = ["run", *trainings, _EVALUATION, "--run", str(run.path)]
-    words += ["--set", f"eval.seed={seed}", "--set", f"eval.systems=[{systems}]"]
+    words += ["--set", f"eval.seed={seed}", "--set", f"eval.systems=[{','.join(systems)}]"]
     if trainings:
         words += ["--set", f"train.seed={seed}"]
-    log = run.cache / f"{systems}.log"
+    log = run.cache / f"demo-{systems[-1]}.log"
     process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
     try:
         yield
         while process.exit_code() is None:
             time.sleep(0.1)
+        if process.exit_code():
+            logger.warning("a process beside the demo failed; %s says why", log)
     finally:
         process.stop(_STOP_S)  # time to save a checkpoint

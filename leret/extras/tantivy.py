@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,6 @@ from leret.core.errors import RetrievalError, import_optional
 from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k
-from leret.retrieval.engines.bm25 import make_analyzer
 from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine
 from leret.retrieval.load import EngineKind
@@ -37,6 +36,12 @@ class TantivySettings(AnalyzerSettings, EngineSettings):
     """BM25 by tantivy (k1 = 1.2, b = 0.75), with the index on disk."""
 
     kind: Literal["tantivy"] = "tantivy"
+
+
+def _analyzer(settings: TantivySettings) -> Callable[[str], list[str]]:
+    from leret.retrieval.engines.bm25 import make_analyzer  # imports numba
+
+    return make_analyzer(settings)
 
 
 class Tantivy(CallableRetriever):
@@ -56,7 +61,7 @@ class Tantivy(CallableRetriever):
         self._searcher = index.searcher()
         # One thread wrote the index, so tantivy keeps ties in corpus order within a segment.
         self._in_order = self._searcher.num_segments == 1
-        self._words = make_analyzer(settings)
+        self._words = _analyzer(settings)
         self._n_documents = len(documents)
         self.digest = TantivyIndex(settings).digest(documents.digest)
 
@@ -126,7 +131,7 @@ class TantivyIndex(IndexEngine):
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         tantivy = import_optional("tantivy", "tantivy", "tantivy")
-        words = make_analyzer(self.settings)
+        words = _analyzer(self.settings)
         builder = tantivy.SchemaBuilder()
         builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
         builder.add_unsigned_field("place", fast=True)

@@ -92,8 +92,9 @@ def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
         rows.append(row)
     for name in named_picks(program):
         rows.append([name, policies[name].digest])
+    source = functools.cache(source_of)  # for a class, `inspect` parses the whole file
     kinds: list[Any] = [type(module) for _, module in program.named_sub_modules()]
-    sources = [_source_of_class(kind) for kind in kinds]
+    sources = [source(kind) for kind in kinds]
     return digest((sources, rows))
 
 
@@ -105,11 +106,6 @@ def source_of(thing: Any) -> str:
         return inspect.getsource(thing)
     except (OSError, TypeError):
         return name_of(thing)
-
-
-@functools.cache  # for a class, `inspect` parses the whole file
-def _source_of_class(kind: type) -> str:
-    return source_of(kind)
 
 
 def name_of(thing: Any) -> str:

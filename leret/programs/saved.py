@@ -11,9 +11,7 @@ import inspect
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,7 @@ from leret.config.retriever import RetrieverSettings
 from leret.core.classes import class_at, is_in_file, path_of, plain_value
 from leret.core.dspy_internals import carried_run, current_adapter, run_program
 from leret.core.errors import ConfigError, LeretError, ProgramError, raised
-from leret.core.files import write_atomically
+from leret.core.files import atomic_file, write_atomically
 from leret.core.stages import FILE_MODULE, source_digest, source_files
 from leret.datasets.load import load_corpus
 from leret.policies.load import policy_state
@@ -451,9 +449,8 @@ def _copy_source(path: Path, directory: Path) -> None:
         if module.is_relative_to(folder):
             copies[directory / module.relative_to(folder)] = module
     for target, source in copies.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(shutil.SameFileError):
-            shutil.copyfile(source, target)
+        with atomic_file(target, "wb") as file:
+            file.write(source.read_bytes())
 
 
 def _values(program: dspy.Module) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from leret.core.runs import Run
 from leret.policies.serving.launch import free_port
+from leret.policies.serving.process import ServerProcess
 from leret.sampling.store.store import Store
 from tests.cli.conftest import SMALL_WORLD
 from tests.cli.test_app import ANSI, ROOT
@@ -114,10 +115,11 @@ class Process:
         pass
 
 
-def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
+@pytest.mark.parametrize("process", [pytest.param(ServerProcess, marks=pytest.mark.slow), Process])
+def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch, caplog, process):
     copy_recipes(tmp_path)
     monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones
-    monkeypatch.setattr("leret.policies.serving.process.ServerProcess", Process)
+    monkeypatch.setattr("leret.policies.serving.process.ServerProcess", process)
     succeeds("demo", "--seed", "1")
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
     trained = {"sft", "ipo", "grpo"}
@@ -128,6 +130,7 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
     assert sorted(evaluated) == sorted([*(("", row["system"]) for row in rows), *on_dev])  # each once
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
+    assert caplog.messages == []  # no other process failed
 
 
 def test_sampling_recipe_alone_takes_the_recipes_of_its_name(tmp_path, monkeypatch):
