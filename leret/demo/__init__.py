@@ -118,10 +118,10 @@ def run_demo(out: Path, seed: int = 0, progress: Progress | None = None) -> Any:
         untrained = [name for name in evaluation.systems if name != "policies"]
         with _beside(run, seed, untrained):
             run_stage(stages[1], run, progress=progress)
-            with _beside(run, seed, [sft, grpo], f"training/{TRAININGS[-1]}.yaml"):
+            with _beside(run, seed, [grpo], f"training/{TRAININGS[-1]}.yaml"):
                 run_stage(stages[2], run, progress=progress)
-                only_ipo = evaluation.model_copy(update={"systems": (ipo,)})
-                evaluate(only_ipo, run, progress=progress)
+                stored = evaluation.model_copy(update={"systems": (sft, ipo)})
+                evaluate(stored, run, progress=progress)
     # Finished stages only return their reports; stages that failed in another process run again.
     *_, report = [run_stage(stage, run, progress=progress) for stage in stages]
     return report
