@@ -9,7 +9,7 @@ trains and saves a policy. leret's time includes its checks. The bare script has
     python benchmarks/cost/training_speed.py --out OUT --turns 2 --steps 2 --questions 8 --batch 8 --rate 2e-5 \
         --recipe sampling/smollm2-rewrite.yaml --set data.questions=Q --set data.corpus=C --set sampling.samples=8
 
-measures SmolLM2-135M-Instruct (`make smollm2`).
+measures SmolLM2-135M-Instruct (`make smollm2`). For GRPO, add `--rows 8` to save memory.
 
 GRPO compares leret's loop with `engine: trl`, both on the stored states with 8 completions per state and about 64 per
 step. It prints the time per completion, and the reward's share (running the program from the state, search, scoring).

@@ -134,9 +134,9 @@ _KEPT = "\n\t\u200c\u200d"
 
 
 def visible(value: Any) -> Any:
-    """Replace control, direction and surrogate characters of a text by [U+XXXX].
+    """Write control, text-direction and surrogate characters as [U+XXXX].
 
-    Other values, and strings that are marked as safe HTML, are returned unchanged.
+    Return values that are not strings, and safe HTML, unchanged.
     """
     is_markup = hasattr(value, "__html__")
     if not isinstance(value, str) or is_markup or value.isprintable():

@@ -103,7 +103,8 @@ def test_every_id_has_one_address_that_a_browser_keeps(part):
 
 
 def test_invisible_characters_are_shown_and_others_kept():
-    assert visible("é\t漢\nعربي") == "é\t漢\nعربي"
+    for text in ("é\t漢\nعربي", "1\u202f000", "می\u200cخواهم", "\U0001f469\u200d\U0001f52c"):
+        assert visible(text) == text
     assert visible(EVIL) == "<script>document.title = 'hacked'</script>[U+0007][U+202E]txet[U+202C]"
     assert visible("\ud800\u200b") == "[U+D800][U+200B]"
 
