@@ -1,4 +1,6 @@
-"""Measures of a ranking against the gold documents. All are in [0, 1]; higher is better.
+"""Measures of a ranking against the gold documents, and rewards made from them.
+
+All measures are in [0, 1]; higher is better.
 
 Relevance is binary, except that nDCG uses the grades of gold documents if the data have grades.
 
@@ -15,6 +17,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from leret.core.types import Outcome
 
 _NO_GOLD = "gold is empty; measures need at least one gold document"
+
+_TIERS = (
+    (0.7, 5.0),
+    (0.5, 4.0),
+    (0.4, 3.0),
+    (0.3, 1.0),
+    (0.1, 0.5),
+    (0.05, 0.1),
+)  # minimum recall, reward
 
 Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
@@ -150,3 +161,43 @@ def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[
 
 def _gain(hits: Sequence[tuple[int, int]]) -> float:
     return sum(grade / math.log2(rank + 1) for rank, grade in hits)
+
+
+def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
+    """Return a reward by tiers of recall.
+
+    5 for .7 or more, 4 for .5, 3 for .4, 1 for .3, .5 for .1, .1 for .05, else -3.5.
+
+    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For the paper's format
+    rewards (+1, -4), use the part `format` and the recipe's ``unparsed_reward``.
+    """
+    share = of_ranking(recall)(outcome, k)
+    if share is None:
+        return None
+    for least, reward in _TIERS:
+        if share >= least:
+            return reward
+    return -3.5
+
+
+def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
+    """Return recall with partial credit for gold documents ranked too low to be retrieved.
+
+    A gold document at rank ``r`` among a query's new documents counts ``1 / (1 + log2(1 + r))`` (at
+    most .5), or 0 below rank ``depth``. Samples with equal recall thus differ in reward. Only
+    sampling and training search to ``depth``; in evaluation, and at the program's end, the reward
+    is plain recall.
+    """
+    task = outcome.task
+    gold = set(task.gold)
+    if not gold:
+        return None
+    retrieved = set(task.gold_ids(outcome.doc_ids))
+    ranks: dict[str, int] = {}  # best rank of each new document
+    for doc_ids in outcome.deep:
+        new = [doc_id for doc_id in task.gold_ids(doc_ids[:depth]) if doc_id not in retrieved]
+        for rank, doc_id in enumerate(new, 1):
+            ranks[doc_id] = min(rank, ranks.get(doc_id, rank))
+    missed = [ranks[doc_id] for doc_id in sorted(gold - retrieved) if doc_id in ranks]
+    credit = sum(1 / (1 + math.log2(1 + rank)) for rank in missed)
+    return (len(gold & retrieved) + credit) / len(gold)

@@ -19,8 +19,8 @@ def test_a_new_sample_passes_few_files_and_calls(monkeypatch):
     calls = min((walk_of_a_sample() for _ in range(2)), key=len)
     assert {"rollouts/states.py", "rollouts/walk.py", "sampling/store/store.py"} <= {file for file, _ in calls}
     files = {file for file, _ in calls}
-    assert len(files) <= 19, sorted(files)
-    assert len(calls) <= 53
+    assert len(files) <= 18, sorted(files)
+    assert len(calls) <= 52
 
 
 @pytest.fixture
