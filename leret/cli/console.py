@@ -320,6 +320,8 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
     listed = re.search(rf"^#\s+(leret {stage} .+) --run \S+(.*)$", text, re.MULTILINE)
     if listed:
         command, options = listed.groups()
+    elif re.search(r"^(train|eval):", text, re.MULTILINE):  # a whole run goes on where it stopped
+        command, options = f"leret run {shlex.quote(recipe)}", ""
     else:
         folder = {"train": "training"}.get(stage, stage)
         shipped = ROOT / folder / f"{file.stem}.yaml"

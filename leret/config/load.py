@@ -63,7 +63,7 @@ def load_recipe(
     ``overrides`` (``a.b=c`` with a YAML value) replace values from the file. ``optional`` lists keys whose files may be
     missing (``policy.model`` if the command creates the model).
     """
-    file = find_recipe(path, _FOLDERS[model])
+    file = find_recipe(path, _FOLDERS[model], "sampling")  # which has those of whole runs
     parts = _parts(_read(file), file)
     recipes = [placed for stage, placed in parts if stage in {None, model}]
     if len(recipes) > 1:

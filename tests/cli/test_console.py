@@ -68,11 +68,13 @@ def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path,
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "mine.yaml"
     mine.write_text("# Commands:\n#   leret train demo-sft --run runs/first --set a=b\n")
-    for stage, recipe in (("train", str(mine)), ("train", "expand-pick"), ("eval", "expand-pick"), ("eval", "sft")):
+    recipes = [("train", str(mine)), ("train", "expand-pick"), ("eval", "expand-pick"), ("eval", "sft")]
+    for stage, recipe in [*recipes, ("train", "agentic-rag")]:
         next_command(stage, recipe, Path("runs/my run"))
     assert [line for line in capsys.readouterr().out.splitlines() if line != "next:"] == [
         "  leret train demo-sft --run 'runs/my run' --set a=b",
         "  leret train expand-pick --run 'runs/my run'",
         "  leret eval expand-pick --run 'runs/my run'",
         "  leret eval RECIPE --run 'runs/my run'",
+        "  leret run agentic-rag --run 'runs/my run'",
     ]

@@ -174,6 +174,7 @@ def test_overrides_go_to_the_stages_with_their_key():
         load_recipe("r.yaml", TrainingRecipe)
     Path("r.yaml").write_text(GOOD + "train: {algorithm: dpo}\neval: {}\n")
     assert load_recipe("r.yaml", TrainingRecipe).algorithm == "dpo"
+    assert load_recipe("rerank", EvalRecipe) == load_recipe("sampling/rerank.yaml", EvalRecipe)
 
 
 def test_faults_in_sections_have_their_lines():
