@@ -25,6 +25,16 @@ MISMATCH = (_TOKENS, _COMPLETIONS)
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
     ("mean reward", {"reward": "reward"}),
+    (
+        "rewards of the samples",
+        {
+            "reward_percentiles/0": "smallest",
+            "reward_percentiles/20": "20th percentile",
+            "reward_percentiles/50": "median",
+            "reward_percentiles/80": "80th percentile",
+            "reward_percentiles/100": "largest",
+        },
+    ),
     ("KL to the initial policy, nats", {"kl": "KL"}),
     ("entropy, nats per token", {"entropy": "entropy"}),
     ("share of groups without spread", {"frac_reward_zero_std": "share"}),
@@ -46,9 +56,6 @@ _PANELS = (
 
 _PART = re.compile(r"rewards/((?!reward/).+)/mean")
 """Logged mean of a part of the reward; TRL logs the whole reward as the part ``reward``."""
-
-_PERCENTILE = "reward_percentiles/"
-"""Prefix of the logged percentiles of the rewards."""
 
 Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
 """(title, lines), where each line's name maps to its (x, y) points."""
@@ -109,9 +116,6 @@ def curves_of(training: Mapping[str, Any]) -> list[Panel]:
                 lines[label] = points
         if lines:
             panels.append((title, lines))
-    distributions = _distributions(log, "round" if training.get("rounds") else "step")
-    if distributions:
-        panels.append(("reward by percentile, at five points", distributions))
     return panels
 
 
@@ -124,20 +128,3 @@ def _parts(log: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             if match:
                 parts[key] = match[1]
     return parts
-
-
-def _distributions(
-    log: Sequence[Mapping[str, Any]], unit: str
-) -> dict[str, list[tuple[float, float]]]:
-    """Return (percentile, reward) points at ``n`` evenly spaced log rows, named by ``unit``."""
-    rows = [row for row in log if f"{_PERCENTILE}0" in row]
-    distributions: dict[str, list[tuple[float, float]]] = {}
-    if not rows:
-        return distributions
-    for index in dict.fromkeys(round(i * (len(rows) - 1) / 4) for i in range(5)):
-        points = []
-        for key, value in rows[index].items():
-            if key.startswith(_PERCENTILE):
-                points.append((float(key.removeprefix(_PERCENTILE)), value))
-        distributions[f"{unit} {rows[index]['step']}"] = points
-    return distributions

@@ -33,7 +33,9 @@ def test_sampler_and_trainer_have_two_panels():
 
 def test_an_online_training_has_curves_of_reward_kl_and_entropy():
     log = [{"step": i, "reward": i / 9, "kl": i / 100, "entropy": 2.0 - i, "loss": 0.1} for i in (1, 2, 3)]
+    log[1]["reward_percentiles/50"], log[2]["reward_percentiles/50"] = 0.0, 0.5
     panels = curves_of({"log_history": log})
-    titles = ["mean reward", "KL to the initial policy, nats", "entropy, nats per token"]
+    titles = ["mean reward", "rewards of the samples", "KL to the initial policy, nats", "entropy, nats per token"]
     assert [title for title, _ in panels] == [*titles, "loss"]
-    assert panels[1][1] == {"KL": [(1, 0.01), (2, 0.02), (3, 0.03)]}
+    assert panels[1][1] == {"median": [(2, 0.0), (3, 0.5)]}
+    assert panels[2][1] == {"KL": [(1, 0.01), (2, 0.02), (3, 0.03)]}
