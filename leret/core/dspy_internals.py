@@ -241,11 +241,9 @@ def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
             "leret policies may call several tools in one turn; remove parallel_tool_calls=False"
         )
         raise lm15.UnsupportedFeatureError(fault, feature="parallel_tool_calls")
-    names = (
-        {tool.name for tool in request.tools}
-        if choice is None or not choice.allowed
-        else {*choice.allowed}
-    )
+    names = {tool.name for tool in request.tools}
+    if choice is not None and choice.allowed:
+        names = {*choice.allowed}
     if choice is not None and choice.mode == "none":
         names = set()
     return [
@@ -328,7 +326,7 @@ def text_response(
         id=None,
         model=request.model,
         message=lm15.Message.assistant(parts),
-        finish_reason="length" if finish == "length" else "tool_call" if parts else "stop",
+        finish_reason="length" if finish == "length" else "tool_call" if calls else "stop",
         usage=lm15.Usage(input_tokens=n_prompt_tokens, output_tokens=n_completion_tokens),
     )
 

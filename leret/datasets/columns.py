@@ -110,7 +110,7 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
     """
     columns = {field: column for field, column in flags.items() if isinstance(column, str)}
     faults: list[str] = []
-    ids: set[str] = set()  # cells of the corpus
+    ids: set[str] = set()  # of documents
     for source, documents, rows in filter(itemgetter(2), tables):  # an empty file has other faults
         cells: dict[str, list[str]] = {}
         for row in rows:
@@ -134,7 +134,9 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
             columns.pop(field, None)
             if field in _MISSING:
                 columns[field] = _likely(field, cells, columns.values(), ids)
-        ids.update(*cells.values())
+        if documents:
+            for name in (columns.get("doc_id", "doc_id"), *_ALIASES["doc_id"]):
+                ids.update(cells.get(name, ()))
     if faults:
         options = [f"--field {field}={shlex.quote(column)}" for field, column in columns.items()]
         advice = " ".join(options)

@@ -231,11 +231,11 @@ def available(
                 )
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     for name, path in demos.items():
+        by_name[name] = replace(by_name[name], prompt=Prompt.load(Path(path)))
         saved = saved_policies(Path(path))
         if saved:
             _refuse_keys(saved, run, f"demos.{name}: {path}")
-        prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
-        by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
+            by_name[name] = replace(by_name[name], policy=name, settings=saved)
     for name, actor in actors.items():
         settings = {"": actor}
         by_name[name] = replace(by_name[name], policy=name, settings=settings, rivals=(RAW,))
@@ -250,7 +250,7 @@ def available(
 def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) -> None:
     """Raise ConfigError if a saved program sends a key to a server that is not the recipe's."""
     trusted = secrets_in(sampling_recipe_of(run))
-    for variable, urls in {*secrets_in(policies)}.difference(trusted):
+    for variable, urls in sorted({*secrets_in(policies)}.difference(trusted)):
         if variable in os.environ:
             raise ConfigError(
                 f"{origin} sends the key in ${variable} to {urls}; if you trust it, "

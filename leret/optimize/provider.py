@@ -125,7 +125,7 @@ class LM(PolicyLM):
             repository. None: the repository with the name of the served model.
         api_key: the server's key. It is not saved. `leret.load` then takes the name of a variable.
         api_key_env: environment variable with the server's key.
-        timeout: seconds per attempt to get an answer from the server.
+        timeout: seconds per attempt to get an answer from the server (default 300).
         kwargs: arguments of ``dspy.LM`` (``finetuning_model`` is ``weights``), and ``device``,
             ``dtype``, ``enable_thinking`` and ``template`` as in a recipe's ``policy``.
             ``max_tokens`` is 64 by default, and 1,024 on a server. DSPy's cache is off by default,
@@ -164,17 +164,17 @@ class LM(PolicyLM):
             **kwargs,
         }
         if url is not None:
-            if (
-                name.count("/") > 1
-            ):  # openai/gpt-oss-20b is a name, openai/Qwen/Qwen3-8B has the prefix of dspy.LM
+            # openai/gpt-oss-20b is a name; in openai/Qwen/Qwen3-8B, dspy.LM has added a prefix
+            if name.count("/") > 1:
                 name = name.removeprefix("openai/")
             served = {
                 "model": name,
                 "urls": (url,),
                 "api_key_env": api_key_env,
-                "timeout_s": timeout or 60.0,
                 "enable_thinking": local.get("enable_thinking"),
             }
+            if timeout is not None:
+                served["timeout_s"] = timeout
             settings = validated(OpenAIPolicySettings, served, "leret.LM")
             policy = OpenAIPolicy(settings)
             if api_key is not None:

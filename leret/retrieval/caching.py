@@ -80,11 +80,12 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 
     def _read(self, queries: Sequence[str], k: int) -> dict[str, Ranking]:
         cached: dict[str, Ranking] = {}
-        if self._cache is None:
+        cache = self._cache
+        if cache is None:
             return cached
         try:
             for query in dict.fromkeys(queries):
-                rows = self._cache.get(digest(self.digest, k, query))
+                rows = cache.get(digest(self.digest, k, query))
                 if rows is not None:
                     cached[query] = tuple(Passage(*row) for row in rows)
         except _FAULTS as error:
@@ -92,13 +93,14 @@ class CachedRetriever(CallableRetriever, SharedInstance):
         return cached
 
     def _write(self, rankings: Mapping[str, Ranking], k: int) -> None:
-        if self._cache is None:
+        cache = self._cache
+        if cache is None:
             return
         try:
-            with self._cache.transact():
+            with cache.transact():
                 for query, ranking in rankings.items():
                     rows = [list(passage) for passage in ranking]
-                    self._cache.set(digest(self.digest, k, query), rows)
+                    cache.set(digest(self.digest, k, query), rows)
         except _FAULTS as error:
             self._give_up(error)
 

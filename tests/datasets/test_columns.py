@@ -126,8 +126,8 @@ def test_missing_columns_of_both_files_are_reported_with_ready_flags():
 
 @pytest.mark.parametrize("cell", ["A Door;B", '["B"]', "B C"])
 def test_gold_documents_under_any_name_are_guessed_from_ids_of_the_corpus(cell):
-    corpus = [{"doc_id": name, "text": "t"} for name in ("A Door", "B", "C", "Who")]
-    asked = {"question": "Who is by a door?", "answer": "yes", "remark": "A nice one", "proof": cell}
+    corpus = [{"doc_id": name, "text": "t", "language": "en"} for name in ("A Door", "B", "C", "Who")]
+    asked = {"question": "Who is by a door?", "answer": "yes", "language": "en", "proof": cell}
     tables = [("c", True, corpus), ("q", False, [asked])]
     assert guess(tables, {})["relevant_doc_ids"] == "proof"
     assert "relevant_doc_ids" not in guess(tables, {"relevant_doc_ids": None})

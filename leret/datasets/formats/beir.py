@@ -29,7 +29,7 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _BEIR = re.compile(r"([^\t]*\S[^\t]*)\t([^\t]*\S[^\t]*)\t\s*(-?[0-9]{1,18})\s*")
-# "0" may be TREC's second column
+# without a header, "0" may be TREC's second column
 _HEADLESS = re.compile(rf"(?!.*\tq?0\t){_BEIR.pattern}", re.IGNORECASE)
 _TREC = re.compile(r"(\S+)\s+q?0\s+(\S+)\s+(-?[0-9]{1,18})\s*", re.IGNORECASE)
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
@@ -90,7 +90,7 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
                         "and BEIR's header or none"
                     )
                     raise BadRecord("broken qrels", f"{line[:60]!r} {fault}, {advice}")
-                forms = [match.re]
+                forms = [_TREC if match.re is _TREC else _BEIR]
                 query = match[1]
                 doc_id = match[2]
                 grade = int(match[3])

@@ -72,17 +72,17 @@ def compare_runs(
     groups = _groups(runs)
     _refuse_differences(runs, summaries)
     measures = _shared_measures(summaries)
-    if not measures or (measure or measures[0]) not in measures:
-        available = ", ".join(measures) or "none"
+    if not measures:
+        raise ConfigError("the runs share no measure that is a mean over questions")
+    if measure is not None and measure not in measures:
         raise ConfigError(
             f"--measure: {measure!r} is not a mean over questions in every run; "
-            f"available: {available}"
+            f"available: {', '.join(measures)}"
         )
     measure = measure or main_measure(measures)
     measures.sort(key=lambda name: name != measure)
     scores = _scores_by_label(runs, summaries, groups, measures)
-    keys = {key: summaries[0][key] for key in statistics.Resampling._fields}
-    resampling = statistics.Resampling(**keys)
+    resampling = _resampling(summaries[0])
     rows = []
     for a, b in dict.fromkeys(_pairs(groups, summaries)):
         if a in scores and b in scores:
@@ -145,9 +145,12 @@ def every_difference(run: Run, summary: Summary) -> list[dict[str, Any]]:
     for system, table in scores.items():
         rows = [table.get(question, missing) for question in questions]
         values[system] = np.array(rows)[:, None]
-    keys = {key: summary[key] for key in statistics.Resampling._fields}
     pairs = list(permutations(values, 2))
-    return statistics.compare(pairs, values, [measure], statistics.Resampling(**keys))
+    return statistics.compare(pairs, values, [measure], _resampling(summary))
+
+
+def _resampling(summary: Summary) -> statistics.Resampling:
+    return statistics.Resampling(summary["resamples"], summary["confidence"], summary["seed"])
 
 
 def read_summary(run: Run, evaluation: str | None = None) -> dict[str, Any]:

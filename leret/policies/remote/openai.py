@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from leret.core.aio import gathered
@@ -151,34 +150,36 @@ class OpenAIPolicy(SharedInstance):
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         if self._takes_n:
-            # If the request is invalid, the calls below are rejected too.
-            with suppress(RejectedError):
+            try:
                 completions = await self._ask(request, seeds)
                 if len(completions) == len(seeds):
                     return completions
+                self._takes_n = False
+            except RejectedError as error:
+                # A content filter (status 200) refuses single choices. If the request is invalid,
+                # the calls below are rejected too.
+                self._takes_n = error.status == 200
         calls = [self._ask(request, (seed,)) for seed in seeds]
         completions = []
         for answer in await gathered(calls):
             completions += answer
-        self._takes_n = False
         return completions
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
+        messages, tools = split_tools(request.messages)
         body: dict[str, Any] = {
             "model": self.name,
-            **(
-                {"messages": request.messages}
-                if "tools" not in request.messages[0]
-                else _with_tools(request)
-            ),
+            "messages": messages,
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
             "seed": seed & _SEED_BITS,
             **self._extensions[request.logprobs],
         }
+        if tools:
+            body["tools"] = tools
         if request.token_ids:
             body |= self.settings.id_keys
         if n > 1:
@@ -202,11 +203,6 @@ class OpenAIPolicy(SharedInstance):
         if "max_tokens" not in body and "max_completion_tokens" not in body:
             read = partial(read, max_tokens=None)
         return await self.client.request(Call("POST", "/chat/completions", json=body), read)
-
-
-def _with_tools(request: Request) -> dict[str, Any]:
-    messages, tools = split_tools(request.messages)
-    return {"messages": messages, "tools": tools}
 
 
 def _model_names(answer: Answer) -> list[str]:
@@ -405,4 +401,4 @@ def shared(lengths: Sequence[int], total: int) -> list[int]:
     weights = lengths if any(lengths) else [1] * len(lengths)
     sum_of_weights = sum(weights)
     ends = [total * end // sum_of_weights for end in accumulate(weights)]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    return [end - start for start, end in pairwise([0, *ends])]

@@ -32,11 +32,12 @@ _HOST = "127.0.0.1"
 
 _OURS = {
     "-p": "--port",
+    "--port": "--port",
+    "--host": "--host",
     "--hostname": "--host",
     "--served-model-name": "--name",
     "--api-key": "--api-key-env",
 }
-_OURS |= {"--port": "--port", "--host": "--host"}
 """Flags of ``leret serve`` by the engine option that they set."""
 
 
@@ -167,7 +168,11 @@ class BackgroundServer:
             target=self._run, args=(planned, timeout_s), name="leret-server", daemon=True
         )
         self._thread.start()
-        self._ready.result()
+        try:
+            self._ready.result()
+        except BaseException:  # such as Ctrl-C, which only the main thread gets
+            self._end.set()
+            raise
 
     def close(self) -> None:
         self._end.set()

@@ -62,7 +62,7 @@ READ = {
     "TREC with spaces": TREC,
     "TREC with a header": "query-id\t0\tcorpus-id\tscore\n" + TREC.replace(" ", "\t"),
     "BEIR with CRLF and a byte order mark": "\ufeffquery-id\tcorpus-id\tscore\r\nq0\td0\t1\r\nq1\td1\t3\r\n",
-    "BEIR without a header": "q0\td0\t1\nq1\td1\t3\n",
+    "BEIR without a header": "q0\td0\t1\nq1\td1\t3\nq2\t0\t0\n",
 }
 
 

@@ -73,6 +73,16 @@ def test_without_n_each_sample_is_a_request_with_a_seed(server):
     assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
+def test_a_content_filter_does_not_end_the_use_of_n():
+    async def twice(policy):
+        for _ in range(2):
+            await policy.complete(ask("the city", 1, 2, 3))
+
+    server = ChatServer([web.json_response(choice(finish_reason="content_filter"))])
+    run(server, twice)
+    assert [body.get("n") for body in server.bodies] == [3, None, None, None, 3]
+
+
 def test_together_has_its_request_keys_and_model_list(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", "tgp_v1_this_is_the_secret")
     server = ChatServer(models=("tiny",), bare_list=True)

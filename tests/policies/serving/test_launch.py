@@ -3,7 +3,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import urllib.request
+from concurrent.futures import Future
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,6 +17,7 @@ from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError
 from leret.http.endpoints import Listening
+from leret.policies.serving import launch
 from leret.policies.serving.launch import plan, run_server
 from leret.policies.serving.model import ServedModel
 from tests.policies.serving.conftest import gone
@@ -77,6 +81,25 @@ def test_a_server_is_warmed_stopped_and_its_key_hidden(serve, tmp_path, monkeypa
     assert (warm["body"]["model"], warm["key"]) == (settings.model, "Bearer s3cret-key")
     assert "listening" in log.read_text()
     assert "s3cret-key" not in serve.out + serve.err + command
+
+
+def test_an_interrupted_start_in_the_background_stops_the_server(monkeypatch, llama_dir):
+    ended = threading.Event()
+
+    @contextmanager
+    def server(plan, timeout_s):
+        yield
+        ended.set()
+
+    class Interrupted(Future):
+        def result(self):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "run_server", server)
+    monkeypatch.setattr(launch, "Future", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch.BackgroundServer(str(llama_dir), "vllm")
+    assert ended.wait(10)
 
 
 def test_a_server_that_dies_later_ends_the_command(serve):
