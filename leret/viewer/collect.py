@@ -19,7 +19,7 @@ from leret.config.evaluation import main_measure
 from leret.core.errors import LeretError, import_optional
 from leret.core.runs import Run
 from leret.sampling.store.store import connect
-from leret.viewer.index import RunIndex, create_facts
+from leret.viewer.index import RunIndex, create_facts, with_store
 
 Row = tuple[str, Sequence[Any]]
 """(table, values)."""
@@ -65,6 +65,7 @@ def command(run: Run, file: Path) -> tuple[str, ...]:
 
 def collect(run: Run, path: Path) -> None:
     """Write the facts of a run. A part that cannot be read becomes a note."""
+    run = with_store(run, path)
     parts: Mapping[str, Callable[[Run], Iterator[Row]]] = {
         "results": _results,
         "questions and gold documents": _tasks,

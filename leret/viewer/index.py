@@ -11,12 +11,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from leret.core.files import read_uri
 from leret.core.runs import Run
-from leret.sampling.store.store import OUTAGE_SQL, connect, errors_of
+from leret.sampling.store.store import OUTAGE_SQL, Store, connect, errors_of
 
 _TABLES = """
 PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA temp_store = FILE; PRAGMA automatic_index = OFF;
@@ -98,6 +99,19 @@ T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
 
 
+def with_store(run: Run, file: Path) -> Run:
+    """Return a run that has a store.
+
+    A run that was trained or evaluated without stored samples gets an empty one beside ``file``.
+    """
+    if run.store.is_file() or not (any(run.policies.glob("*/training.json")) or run.summaries()):
+        return run
+    shown = copy(run)
+    shown.store = file.with_suffix(".store")
+    Store(shown.store).close()
+    return shown
+
+
 class RunIndex:
     """Database with a run's index (``main``), store (``run``) and collected facts (``facts``).
 
@@ -107,7 +121,7 @@ class RunIndex:
     """
 
     def __init__(self, run: Run, file: Path) -> None:
-        self.run = run
+        self.run = run = with_store(run, file)
         self.version = 0
         self.complete = False
         connect(run.store, read_only=True).close()  # checks the schema

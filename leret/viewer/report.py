@@ -5,14 +5,12 @@ from __future__ import annotations
 import tempfile
 from array import array
 from contextlib import closing
-from copy import copy
 from pathlib import Path
 from typing import Any
 
 from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.report.comparison import read_summary
-from leret.sampling.store.store import Store
 from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import select
@@ -41,11 +39,7 @@ def write_report(run: Run, evaluation: str | None = None) -> Path:
     path = run.eval / name / "report.html" if evaluation else run.report
     with tempfile.TemporaryDirectory(prefix="leret-report-") as scratch:
         files = Path(scratch)
-        shown = copy(run)
-        if not run.store.is_file():  # an evaluation without samples
-            shown.store = files / "rollouts.db"
-            Store(shown.store).close()
-        with closing(RunIndex(shown, files / "index.db")) as index:
+        with closing(RunIndex(run, files / "index.db")) as index:
             complete(index, files / "facts.db")
             page = _page(index, name)
     with run.writing():
