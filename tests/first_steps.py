@@ -2,9 +2,10 @@
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 
-from typer.testing import CliRunner
+from typer import testing
 
 from leret.cli.app import app
 from leret.datasets.world.generate import generate
@@ -12,8 +13,11 @@ from tests.datasets.writing import json_lines
 from tests.sampling.fakes import ROOT
 
 
+testing._get_command = cache(testing._get_command)  # Typer makes all commands again for each call
+
+
 def leret(*words):
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = testing.CliRunner().invoke(app, [str(word) for word in words])
     return result.exit_code, result.output
 
 

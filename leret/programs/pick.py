@@ -43,8 +43,8 @@ class Candidates:
     def text(self) -> str:
         texts = {}
         for candidate in self.items:
-            title = f"{candidate.title} | " if candidate.title else ""
-            texts[candidate.id] = title + candidate.text
+            text = candidate.text
+            texts[candidate.id] = f"{candidate.title} | {text}" if candidate.title else text
         return _encode(texts)
 
 

@@ -86,8 +86,8 @@ class Found:
             return []
         texts = []
         for passage in merge(self.searches):
-            title = f"{passage.title} | " if passage.title else ""
-            texts.append(title + passage.text)
+            text = passage.text
+            texts.append(f"{passage.title} | {text}" if passage.title else text)
         return texts
 
 

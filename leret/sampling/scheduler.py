@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import dspy
 
@@ -210,10 +210,8 @@ def unseen_documents(end: Finished) -> dict[str, list[str]]:
     unseen: dict[str, list[str]] = {}
     if not isinstance(end.prediction, dspy.Example):
         return unseen
-    seen: set[str] = set()
-    for passage in end.ranking:
-        seen |= {passage.doc_id, passage.title, passage.text}
-    seen.discard("")
+    texts = [(passage.doc_id, passage.title, passage.text) for passage in end.ranking]
+    seen = set(filter(None, chain.from_iterable(texts)))
     for name, value in end.prediction.items():
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             continue
