@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
-_NAME, _HEAD = (
-    16,
-    8,
-)  # minimum width of a table's first column; headings up to this width are not wrapped
+# minimum width of a table's first column; headings up to this width are not wrapped
+_NAME, _HEAD = 16, 8
 _LABELS = {
     "no_spread": "states without spread",
     "cut": "completions cut at max_tokens",

@@ -59,9 +59,8 @@ class KindSettings(Settings):
     is what a table holds: it has the settings class in ``settings``.
     """
 
-    tag: ClassVar[str] = (
-        "kind"  # key that selects the kind; each subclass annotates it with a Literal
-    )
+    # key that selects the kind; each subclass annotates it with a Literal
+    tag: ClassVar[str] = "kind"
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
     # By kind: an object with the settings class in ``settings``; set by the table's module.
     table: ClassVar[Mapping[str, Any]] = {}
@@ -372,9 +371,8 @@ def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
 
 
 def _without_key(value: Any) -> Any:
-    if "@" in str(value) or "?" in str(
-        value
-    ):  # the message omits the value, which may contain a key
+    # the message omits the value, which may contain a key
+    if "@" in str(value) or "?" in str(value):
         raise ValueError(
             "must not contain user, password or query; set api_key_env or token_env instead"
         )

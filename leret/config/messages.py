@@ -30,9 +30,8 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
     """Format one of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, got 2``."""
     key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
-    if (
-        detail["type"] == "value_error"
-    ):  # from leret's validators, which may name the key themselves
+    # from leret's validators, which may name the key themselves
+    if detail["type"] == "value_error":
         names_key = not key or str(key[0]) in message
         return f"{placed.at(key)}{message}" if names_key else f"{placed.label(key)}: {message}"
     return f"{placed.label(key)}: {_fault(detail, key, model, placed.value)}"
@@ -58,9 +57,8 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
             and isinstance(value, Mapping)
             and part in map(value.get, TAGS)
         ):
-            was_kind = (
-                True  # pydantic's own part, which can also be a key of the section (kind: features)
-            )
+            # pydantic's own part, which can also be a key of the section (kind: features)
+            was_kind = True
             continue
         was_kind = False
         inside = isinstance(value, Mapping) and part in value

@@ -46,9 +46,8 @@ class Endpoint:
     n_in_flight: int = 0
     n_failures: int = 0
     failed_at: float = float("-inf")
-    paused_until: float = (
-        0.0  # after a failure, no requests until then, unless all endpoints have failed
-    )
+    # after a failure, no requests until then, unless all endpoints have failed
+    paused_until: float = 0.0
     closed_until: float = 0.0  # the server refuses requests until then (Retry-After)
 
 

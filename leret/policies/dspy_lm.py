@@ -272,9 +272,8 @@ class PolicyEngine(SharedInstance):
             except PolicyError:
                 if not policy.closed or policy is self._policy:
                     raise
-                return self._submit(
-                    model, request
-                )  # it was closed because other models were opened
+                # it was closed because other models were opened
+                return self._submit(model, request)
         with self._lock:
             if self._closed:
                 raise PolicyError("the LM's engine is closed; create a new LM with policy_lm")

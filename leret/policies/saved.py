@@ -35,9 +35,8 @@ from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.launch import BackgroundServer
 
-_PROBE = (
-    {"role": "user", "content": "Which city?"},
-)  # its number of tokens depends on the chat template
+# its number of tokens depends on the chat template
+_PROBE = ({"role": "user", "content": "Which city?"},)
 _SAVED = LM_ATTRIBUTES | {
     *(
         "api_base",
@@ -217,9 +216,8 @@ def open_lm(
 
 def _copy(path: Path, target: Path) -> Path:
     """Copy a model directory, with hard links if the file system supports them."""
-    if (
-        not target.is_dir()
-    ):  # an existing target has the same weights: its name includes their digest
+    # an existing target has the same weights: its name includes their digest
+    if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
         try:

@@ -140,9 +140,8 @@ class FormatTrial:
         """Sort key: formats that parse, then those that end, then by questions and mean reward."""
         measured = [self.measured(temperature) for temperature in (0.0, self.temperature)]
         n_questions = len(self.searches.get(0.0, ()))
-        most_cut = max(
-            MAX_CUT, 1 / max(1, n_questions)
-        )  # one cut among few completions says nothing
+        # one cut among few completions says nothing
+        most_cut = max(MAX_CUT, 1 / max(1, n_questions))
         unparsed = min(each.parsed for each in measured) < MIN_PARSED
         cut = max(each.cut for each in measured) > most_cut
         return unparsed, cut, -n_questions, -fmean(each.reward for each in measured)

@@ -238,9 +238,8 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         directory.drop_broken()
     checkpoint = directory.checkpoint()
     state = checkpoint and TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    if (
-        checkpoint and state and state.global_step >= state.max_steps
-    ):  # Trainer would take one more step
+    # Trainer would take one more step
+    if checkpoint and state and state.global_step >= state.max_steps:
         engine.load(checkpoint)
         engine.state = state
     else:

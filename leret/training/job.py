@@ -113,9 +113,8 @@ class Interrupt:
         Raise KeyboardInterrupt at the end of the block if a signal came.
         """
         numbers = (signal.SIGINT, signal.SIGTERM)
-        main = (
-            threading.current_thread() is threading.main_thread()
-        )  # only the main thread can handle signals
+        # only the main thread can handle signals
+        main = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, self._stop) for number in numbers if main}
         try:
             yield
@@ -242,9 +241,8 @@ class TrainReport:
     already: bool = False  # the policy existed, and nothing was done
     resumed_from: int = 0  # step, or round, of the checkpoint at which this call resumed
     best_step: int | None = None  # optimizer step of the published weights, chosen by validation
-    validation_gain: float | None = (
-        None  # validation score of the published weights minus the score before training
-    )
+    # validation score of the published weights minus the score before training
+    validation_gain: float | None = None
     alarms: tuple[str, ...] = ()
     peak_gib: float | None = None  # peak memory of the GPU, or of the process
     completions_per_second: float | None = None  # mean over the log entries

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_ROUND = timedelta(
-    days=1
-)  # the other processes wait while the main process samples a round
+# the other processes wait while the main process samples a round
+_LONGEST_ROUND = timedelta(days=1)
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 

@@ -32,9 +32,8 @@ from leret.policies.tool_calls import split_tools, write_calls
 if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
 
-_LONGEST_TOKEN = (
-    128  # maximum characters per token (a run of spaces); a longer text is not a completion
-)
+# maximum characters per token (a run of spaces); a longer text is not a completion
+_LONGEST_TOKEN = 128
 _SEED_BITS = 2**31 - 1  # bits of a 63-bit seed that are sent: some servers reject larger numbers
 LIST_S = 3.0  # timeout for the list of models
 _STOPPED = re.compile(
@@ -87,9 +86,8 @@ class OpenAIPolicy(SharedInstance):
             True: settings.merged_body(tokens.request_keys()),
         }
         self._refusals = refusals_of(tuple(settings.urls), settings.model)
-        self._shapes: set[tuple[Any, ...]] = (
-            set()
-        )  # of requests that the server accepts as they are
+        # of requests that the server accepts as they are
+        self._shapes: set[tuple[Any, ...]] = set()
         self._takes_n = True
 
     async def complete(self, request: Request) -> list[Completion]:

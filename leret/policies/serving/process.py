@@ -113,9 +113,8 @@ class ServerProcess:
 
 
 def _signal(group: int, which: signal.Signals) -> None:
-    with suppress(
-        ProcessLookupError, PermissionError
-    ):  # macOS raises PermissionError if only zombies are left
+    # macOS raises PermissionError if only zombies are left
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, which)
 
 

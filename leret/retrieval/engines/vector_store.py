@@ -32,9 +32,8 @@ Parts = Iterable[NDArray[np.float32]]
 class VectorStore(Protocol):
     """A store in an index directory."""
 
-    name: ClassVar[
-        str
-    ]  # file or folder in the directory, which exists only when the store is complete
+    # file or folder in the directory, which exists only when the store is complete
+    name: ClassVar[str]
     package: ClassVar[str]
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None: ...

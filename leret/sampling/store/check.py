@@ -91,9 +91,8 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     try:
         environment = Environment.open(run)
         name = environment.recipe.sampling.reward
-        if not (
-            isinstance(name, str) and hasattr(ranking, name.partition("@")[0])
-        ):  # never runs a run's own code
+        # never runs a run's own code
+        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):
             report.notes.append(
                 "rewards were not checked: sampling.reward needs more than a ranking"
             )

@@ -212,9 +212,8 @@ class Forward:
     logits: Tensor  # (n, width, n_vocabulary) at the sampling temperature
     logps: Tensor
     values: Tensor | None  # at the state before each token; None without a value head
-    raw_logps: Tensor | None = (
-        None  # at temperature 1, without gradient; None if the batch has no sampler_logps
-    )
+    # at temperature 1, without gradient; None if the batch has no sampler_logps
+    raw_logps: Tensor | None = None
     teacher: Forward | None = None  # without gradient; None without a teacher in this process
 
 
