@@ -315,11 +315,9 @@ def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
     """Return settings as JSON values, with existing paths relative to ``directory``."""
 
     def relative(key: Key, path: str, mark: RecipePath) -> str:
-        return (
-            os.path.relpath(path, directory)
-            if Path(path).exists() and path not in mark.names
-            else path
-        )
+        if path in mark.names or not Path(path).exists():
+            return path
+        return os.path.relpath(path, directory)
 
     return with_paths(settings, relative).model_dump(mode="json")
 
@@ -328,12 +326,10 @@ def resolve_paths(settings: M, directory: Path) -> M:
     """Return settings with paths relative to ``directory`` made absolute. Paths that do not exist stay unchanged."""
 
     def absolute(key: Key, path: str, mark: RecipePath) -> str:
-        place = directory / path
-        return (
-            path
-            if path in mark.names or not (place.exists() or mark.may_be_missing)
-            else str(place.resolve())
-        )
+        whole = directory / path
+        if path not in mark.names and (whole.exists() or mark.may_be_missing):
+            return str(whole.resolve())
+        return path
 
     return with_paths(settings, absolute)
 

@@ -261,23 +261,26 @@ def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
 
 
 def _tool_messages(sent: lm15.Message) -> list[dict[str, Any]]:
+    """Return a message for each tool result, or one message with the text and the tool calls."""
     results = [part for part in sent.parts if isinstance(part, lm15.ToolResultPart)]
     if results:
         return [
             message("tool", _text(part), tool_call_id=part.id, name=part.name) for part in results
         ]
-    calls = [part for part in sent.parts if isinstance(part, lm15.ToolCallPart)]
-    text = "".join(_text(part) for part in sent.parts if part not in calls)
-    tool_calls = []
-    for call in calls:
-        arguments = json.dumps(call.input, ensure_ascii=False)
-        function = {"name": call.name, "arguments": arguments}
-        tool_calls.append({"id": call.id, "type": "function", "function": function})
-    return [message(sent.role, text, tool_calls=tool_calls)]
+    text = ""
+    calls = []
+    for part in sent.parts:
+        if isinstance(part, lm15.ToolCallPart):
+            arguments = json.dumps(part.input, ensure_ascii=False)
+            function = {"name": part.name, "arguments": arguments}
+            calls.append({"id": part.id, "type": "function", "function": function})
+        else:
+            text += _text(part)
+    return [message(sent.role, text, tool_calls=calls)]
 
 
 def _text(part: Any) -> str:
-    if isinstance(part, lm15.ToolCallPart):
+    if isinstance(part, lm15.ToolCallPart):  # as text, for a request without tools
         return json.dumps({"name": part.name, "args": part.input}, ensure_ascii=False)
     if isinstance(part, lm15.ToolResultPart):
         return "".join(map(_text, part.content))
@@ -322,11 +325,13 @@ def text_response(
         parts.append(lm15.ToolCallPart(call_id, call["name"], call["arguments"]))
     if content or not parts:
         parts.insert(0, lm15.TextPart(content))
+    if finish != "length":
+        finish = "tool_call" if calls else "stop"
     return lm15.Response(
         id=None,
         model=request.model,
         message=lm15.Message.assistant(parts),
-        finish_reason="length" if finish == "length" else "tool_call" if calls else "stop",
+        finish_reason=finish,
         usage=lm15.Usage(input_tokens=n_prompt_tokens, output_tokens=n_completion_tokens),
     )
 

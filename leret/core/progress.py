@@ -96,13 +96,12 @@ class ProgressLines(Progress):
             clock = f"{minutes // 60}:{minutes % 60:02d}" if minutes >= 60 else str(minutes)
             parts.append(f"{clock}:{rest:02d} left")
         for name, value in self.values.items():
-            figure = (
-                f"{value:.3g}"
-                if isinstance(value, float)
-                else f"{value:,}"
-                if isinstance(value, int)
-                else visible(value)
-            )
+            if isinstance(value, float):
+                figure = f"{value:.3g}"
+            elif isinstance(value, int):
+                figure = f"{value:,}"
+            else:
+                figure = visible(value)
             parts.append(f"{name.replace('_', ' ')} {figure}")
         while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
             parts.pop()

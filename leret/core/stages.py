@@ -247,9 +247,8 @@ def is_complete_parquet(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    return [
-        file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()
-    ]
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in paths if file.is_file()]
 
 
 def _is_free(key: str, free: Collection[str]) -> bool:
