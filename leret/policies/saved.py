@@ -176,10 +176,8 @@ def open_lm(
     """
     if "policy" not in record:
         return _plain_lm(record, key)
-    settings, config = (
-        resolve_paths(PolicySettings.model_validate(record["policy"]), directory),
-        record["config"],
-    )
+    settings = resolve_paths(PolicySettings.model_validate(record["policy"]), directory)
+    config = record["config"]
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(

@@ -234,8 +234,10 @@ async def _try_formats(
             for tried in sorted(trials, key=lambda tried: tried.rank)[:N_BEST]
             if not tried.rank[0]
         ]
-        for temperature in TEMPERATURES if tasks[N_FIRST:] else ():
-            await gathered(measure(tried, temperature, tasks[N_FIRST:]) for tried in best)
+        rest = tasks[N_FIRST:]
+        if rest:
+            for temperature in TEMPERATURES:
+                await gathered(measure(tried, temperature, rest) for tried in best)
         trials.sort(key=lambda tried: tried.rank)
         if best and trials[0].needs_cooler:
             await measure(trials[0], COOLER, tasks)

@@ -311,6 +311,9 @@ class TrainingRecord:
         scores = [score for _, score in self.validations]
         peaks = [float(e[PEAK]) for e in self.log_history if PEAK in e]
         rates = [float(e[RATE]) for e in self.log_history if RATE in e]
+        best_step = self.best_step
+        if best_step and self.rounds:  # the log's steps are rounds
+            best_step = best_step * self.steps // self.rounds
         return TrainReport(
             path,
             steps=self.steps,
@@ -323,7 +326,7 @@ class TrainingRecord:
             loss_last=losses[-1],
             already=already,
             resumed_from=resumed_from,
-            best_step=self.best_step and self.best_step * self.steps // (self.rounds or self.steps),
+            best_step=best_step,
             validation_gain=max(scores[1:]) - scores[0] if len(scores) > 1 else None,
             alarms=tuple(alarm["name"] for alarm in self.alarms),
             peak_gib=max(peaks, default=None),
