@@ -35,7 +35,8 @@ _POLICY_HELP = (
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
 # limits for the BM25 search of `leret init` (about 30 seconds)
-_RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000
+_RAW_QUESTIONS = 1_000
+_RAW_DOCUMENTS = 200_000
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),

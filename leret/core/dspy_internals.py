@@ -431,7 +431,8 @@ class _MutedStream(io.TextIOBase):
         return self.stream.isatty()
 
 
-_streams_lock, _log_lock = threading.Lock(), threading.RLock()
+_streams_lock = threading.Lock()
+_log_lock = threading.RLock()
 _muted: dict[int, int] = {}  # number of `muted` blocks around each muted thread
 # Never deleted: a ``print`` in another thread holds no reference to its stream.
 _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}

@@ -60,7 +60,9 @@ class ProgressLines(Progress):
 
     def start(self, stage: str, total: int | None) -> None:
         self.finish()
-        self.part, self.total, self.done = stage, total, 0
+        self.part = stage
+        self.total = total
+        self.done = 0
         self.values: dict[str, float | int | str] = {}
         self.began = self.written = time.monotonic()
 

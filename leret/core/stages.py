@@ -52,7 +52,8 @@ def source_files(file: Path) -> list[Path]:
     top = first.parent
     while (top / "__init__.py").is_file():
         top = top.parent
-    files, todo = dict[Path, None](), [first]
+    files = dict[Path, None]()
+    todo = [first]
     while todo:
         path = todo.pop()
         installed = path.is_relative_to(_LERET) or {"site-packages", "dist-packages"}.intersection(

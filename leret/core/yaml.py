@@ -111,7 +111,9 @@ def load(text: str) -> Any:
 def dump(value: Any) -> str:
     """Format plain values as a YAML document; mappings keep their order."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style, yaml.allow_unicode, yaml.width = False, True, 4096
+    yaml.default_flow_style = False
+    yaml.allow_unicode = True
+    yaml.width = 4096
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     stream = io.StringIO()
     yaml.dump(value, stream)

@@ -24,7 +24,8 @@ _NAME = "documents"
 class ChromaStore(VectorStore):
     """Chroma collection."""
 
-    name, package = _FOLDER, "chromadb"
+    name = _FOLDER
+    package = "chromadb"
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:

@@ -202,7 +202,8 @@ class PolicyEngine(SharedInstance):
 
     def has_secret_key(self, model: str) -> bool:
         """Return True if requests for this model send an API key from outside the environment."""
-        client, settings = getattr(self.policy(model), "client", None), self.settings_of(model)
+        client = getattr(self.policy(model), "client", None)
+        settings = self.settings_of(model)
         return (
             client is not None
             and client.key.reveal() is not None

@@ -201,9 +201,11 @@ def open_lm(
     if serve == "vllm":
         server = BackgroundServer(settings.model, "vllm")
         servers.callback(server.close)
-        url, model = server.settings.urls[0], server.settings.model
+        url = server.settings.urls[0]
+        model = server.settings.model
     else:
-        url, model = str(serve), record.get("name", settings.model)
+        url = str(serve)
+        model = record.get("name", settings.model)
     sampling = settings.model_dump(
         include={"temperature", "top_p", "max_tokens", "enable_thinking", "extra_body"}
     )

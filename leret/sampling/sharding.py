@@ -131,7 +131,8 @@ class RayCluster:
         """
         import ray
 
-        settings, total = recipe.sampling, SamplingStats()
+        settings = recipe.sampling
+        total = SamplingStats()
         rates = settings.max_error_rate, settings.max_unparsed_rate
         share = {"concurrency": -(-settings.concurrency // self.workers)}
         recipe = recipe.model_copy(update={"sampling": settings.model_copy(update=share)})

@@ -63,7 +63,8 @@ def training_process(threads: int | None) -> Iterator[None]:
     import torch
     import transformers
 
-    logging, bars = transformers.logging, os.environ.get("TQDM_DISABLE")
+    logging = transformers.logging
+    bars = os.environ.get("TQDM_DISABLE")
     with ExitStack() as before, warnings.catch_warnings(), _disk_errors():
         # Trainers reseed this generator, but other code draws ids from it.
         before.callback(random.setstate, random.getstate())

@@ -70,7 +70,8 @@ def share(n: int) -> range:
 
     The shares of all processes cover each index once.
     """
-    rank, size = int(os.environ.get("RANK", "0")), n_processes()
+    rank = int(os.environ.get("RANK", "0"))
+    size = n_processes()
     return range(n * rank // size, n * (rank + 1) // size)
 
 

@@ -30,8 +30,11 @@ class BufferLayer(DynamicLayer):
         super().__init__()
         self.length = length
         if keys is not None and values is not None:
-            self.dtype, self.device = keys.dtype, keys.device
-            self.keys, self.values, self.is_initialized = keys, values, True
+            self.dtype = keys.dtype
+            self.device = keys.device
+            self.keys = keys
+            self.values = values
+            self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

@@ -116,7 +116,8 @@ class Refusals:
 
         Then add those that the server accepts.
         """
-        error, refused = refusal, list(self.names)
+        error = refusal
+        refused = list(self.names)
         while True:
             name = self._suspect(error, _without(body, refused))
             if name is None:

@@ -54,7 +54,8 @@ class VectorStore(Protocol):
 class FaissStore(VectorStore):
     """Memory-mapped faiss index."""
 
-    name, package = _FAISS, "faiss-cpu"
+    name = _FAISS
+    package = "faiss-cpu"
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:

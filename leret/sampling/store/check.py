@@ -97,7 +97,8 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
                 "rewards were not checked: sampling.reward needs more than a ranking"
             )
             return
-        value, tasks = scoring(name), {task.id: task for task in environment.tasks(check=False)}
+        value = scoring(name)
+        tasks = {task.id: task for task in environment.tasks(check=False)}
     except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards were not checked: {error}")
         return

@@ -348,7 +348,8 @@ class Update:
     ) -> tuple[Tensor, Tensor | None]:
         """Return each token's log-probability, and the value before it (None without a value head)."""
         self.model.eval()
-        logps, values = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
+        logps = torch.zeros_like(batch.mask)
+        values = torch.zeros_like(batch.mask)
         for index in self._micro_batches(batch):
             rows = batch.rows(index)
             now = self._forward(self.model, rows, reference)
