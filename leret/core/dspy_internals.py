@@ -220,14 +220,16 @@ def messages_of(request: lm15.Request) -> Messages:
         messages.append(message("system", text))
     tools = tools_of(request)
     for sent in request.messages:
-        if tools and any(
+        has_calls = any(
             isinstance(part, lm15.ToolCallPart | lm15.ToolResultPart) for part in sent.parts
-        ):
+        )
+        if tools and has_calls:
             messages += _tool_messages(sent)
-            continue
-        role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
-        between = "" if all(isinstance(part, lm15.TextPart) for part in sent.parts) else "\n"
-        messages.append(message(role, between.join(map(_text, sent.parts))))
+        else:
+            role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
+            is_text = all(isinstance(part, lm15.TextPart) for part in sent.parts)
+            separator = "" if is_text else "\n"
+            messages.append(message(role, separator.join(map(_text, sent.parts))))
     if tools:
         messages[0]["tools"] = json.dumps(tools, ensure_ascii=False)
     return tuple(messages)

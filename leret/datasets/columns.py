@@ -120,11 +120,9 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
         missing = _guess_by_name(cells, is_corpus, columns, flags)
         if not is_corpus and "relevant_doc_ids" not in {*columns, *cells, *flags}:
             used = {*columns.values(), *_QUESTION_NAMES, *chain(*_ALIASES.values())}
-            # a number may be a count, a year or a row
-            plain_ids = {cell for cell in ids if not cell.isdigit()}
-            likely = _likely("relevant_doc_ids", cells, used, plain_ids)
-            if likely in cells and _share_of_ids(cells[likely], plain_ids) >= _LEAST_SHARE:
-                columns["relevant_doc_ids"] = likely
+            gold = _column_of_ids(cells, used, ids)
+            if gold is not None:
+                columns["relevant_doc_ids"] = gold
                 missing.pop("relevant_doc_ids", None)
         if missing:
             fault = "; ".join(missing.values())
@@ -185,6 +183,18 @@ def _by_name(
         is_unique = len(set(values)) == len(values)
         if is_unique or field not in ("id", "doc_id"):
             return column
+    return None
+
+
+def _column_of_ids(
+    cells: Mapping[str, list[str]], used: Collection[str], ids: set[str]
+) -> str | None:
+    """Return the unused column with the largest share of the corpus's ids, if it is large enough."""
+    # a number may be a count, a year or a row
+    names = {cell for cell in ids if not cell.isdigit()}
+    likely = _likely("relevant_doc_ids", cells, used, names)
+    if likely in cells and _share_of_ids(cells[likely], names) >= _LEAST_SHARE:
+        return likely
     return None
 
 
