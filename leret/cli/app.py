@@ -157,9 +157,8 @@ def ended(*, debug: bool) -> Iterator[None]:
         is_usage = type(error).__module__.startswith(("typer", "click"))
         if is_usage and isinstance(error, RuntimeError):
             raise  # typer.Exit and typer.Abort
-        if (
-            type(error).__name__ == "NoArgsIsHelpError"
-        ):  # a group without a command printed its help
+        # a group without a command printed its help
+        if type(error).__name__ == "NoArgsIsHelpError":
             raise typer.Exit(0) from None
         if debug and not is_usage:
             complain(traceback.format_exc().rstrip(), label="")

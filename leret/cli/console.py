@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
-_NAME, _HEAD = (
-    16,
-    8,
-)  # minimum width of a table's first column; headings up to this width are not wrapped
+_NAME = 16  # minimum width of a table's first column
+_HEAD = 8  # headings up to this width are not wrapped
 _LABELS = {
     "no_spread": "states without spread",
     "cut": "completions cut at max_tokens",
@@ -321,7 +319,8 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
     if listed:
         command, options = listed.groups()
     elif re.search(r"^(train|eval):", text, re.MULTILINE):  # a whole run goes on where it stopped
-        command, options = f"leret run {shlex.quote(recipe)}", ""
+        command = f"leret run {shlex.quote(recipe)}"
+        options = ""
     else:
         folder = {"train": "training"}.get(stage, stage)
         shipped = ROOT / folder / f"{file.stem}.yaml"

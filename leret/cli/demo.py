@@ -34,10 +34,9 @@ _POLICY_HELP = (
     "rerank if most questions have one gold document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
-_RAW_QUESTIONS, _RAW_DOCUMENTS = (
-    1_000,
-    200_000,
-)  # limits for the BM25 search of `leret init` (about 30 seconds)
+# limits for the BM25 search of `leret init` (about 30 seconds)
+_RAW_QUESTIONS = 1_000
+_RAW_DOCUMENTS = 200_000
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),

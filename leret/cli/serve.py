@@ -77,7 +77,7 @@ def policy(
 
     served = resolve_policy(policy, None if run is None else Run.open(run), name)
     at = Listening(host, port or free_port(host))
-    planned = plan(
+    server_plan = plan(
         served,
         engine,
         at,
@@ -85,12 +85,12 @@ def policy(
         extra=extra or (),
         api_key_env=api_key_env,
     )
-    say(planned.line)
+    say(server_plan.line)
     if not dry:
-        _run_until_stopped(planned, timeout, log)
+        _run_until_stopped(server_plan, timeout, log)
 
 
-def _run_until_stopped(planned: ServerPlan, timeout: float, log: Path | None) -> None:
+def _run_until_stopped(server_plan: ServerPlan, timeout: float, log: Path | None) -> None:
     """Run a server until a signal. Exit with the signal's code if the server was not ready yet."""
     from leret.policies.serving.launch import run_server
 
@@ -99,10 +99,10 @@ def _run_until_stopped(planned: ServerPlan, timeout: float, log: Path | None) ->
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        with run_server(planned, timeout_s=timeout, log=log, tell=tell) as child:
+        with run_server(server_plan, timeout_s=timeout, log=log, tell=tell) as child:
             ready = True
-            done(f"serving {planned.served.name} at {planned.at.url}/v1")
-            say(planned.recipe)
+            done(f"serving {server_plan.served.name} at {server_plan.at.url}/v1")
+            say(server_plan.recipe)
             while True:
                 child.check_alive()
                 time.sleep(_WATCH_S)

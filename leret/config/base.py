@@ -59,9 +59,8 @@ class KindSettings(Settings):
     is what a table holds: it has the settings class in ``settings``.
     """
 
-    tag: ClassVar[str] = (
-        "kind"  # key that selects the kind; each subclass annotates it with a Literal
-    )
+    # key that selects the kind; each subclass annotates it with a Literal
+    tag: ClassVar[str] = "kind"
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
     # By kind: an object with the settings class in ``settings``; set by the table's module.
     table: ClassVar[Mapping[str, Any]] = {}
@@ -316,11 +315,9 @@ def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
     """Return settings as JSON values, with existing paths relative to ``directory``."""
 
     def relative(key: Key, path: str, mark: RecipePath) -> str:
-        return (
-            os.path.relpath(path, directory)
-            if Path(path).exists() and path not in mark.names
-            else path
-        )
+        if path in mark.names or not Path(path).exists():
+            return path
+        return os.path.relpath(path, directory)
 
     return with_paths(settings, relative).model_dump(mode="json")
 
@@ -329,12 +326,10 @@ def resolve_paths(settings: M, directory: Path) -> M:
     """Return settings with paths relative to ``directory`` made absolute. Paths that do not exist stay unchanged."""
 
     def absolute(key: Key, path: str, mark: RecipePath) -> str:
-        place = directory / path
-        return (
-            path
-            if path in mark.names or not (place.exists() or mark.may_be_missing)
-            else str(place.resolve())
-        )
+        whole = directory / path
+        if path not in mark.names and (whole.exists() or mark.may_be_missing):
+            return str(whole.resolve())
+        return path
 
     return with_paths(settings, absolute)
 
@@ -372,9 +367,8 @@ def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
 
 
 def _without_key(value: Any) -> Any:
-    if "@" in str(value) or "?" in str(
-        value
-    ):  # the message omits the value, which may contain a key
+    # the message omits the value, which may contain a key
+    if "@" in str(value) or "?" in str(value):
         raise ValueError(
             "must not contain user, password or query; set api_key_env or token_env instead"
         )

@@ -371,13 +371,12 @@ def _clashes(recipe: Settings) -> Iterator[Clash]:
 
 
 def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
-    data, policy, settings, adapter = (
-        recipe.data,
-        recipe.policy,
-        recipe.sampling,
-        recipe.program.adapter.kind,
-    )
-    n_few_shot, bank = settings.n_few_shot, settings.bank
+    data = recipe.data
+    policy = recipe.policy
+    settings = recipe.sampling
+    adapter = recipe.program.adapter.kind
+    n_few_shot = settings.n_few_shot
+    bank = settings.bank
     if not data.brings_documents and not data.corpus_file and recipe.retriever.needs_corpus:
         picks = (
             ""

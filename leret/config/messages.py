@@ -29,10 +29,10 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
     """Format one of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, got 2``."""
-    key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
-    if (
-        detail["type"] == "value_error"
-    ):  # from leret's validators, which may name the key themselves
+    key = key_of(detail, placed.value)
+    message = str(detail.get("ctx", {}).get("error", ""))
+    # from leret's validators, which may name the key themselves
+    if detail["type"] == "value_error":
         names_key = not key or str(key[0]) in message
         return f"{placed.at(key)}{message}" if names_key else f"{placed.label(key)}: {message}"
     return f"{placed.label(key)}: {_fault(detail, key, model, placed.value)}"
@@ -58,9 +58,8 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
             and isinstance(value, Mapping)
             and part in map(value.get, TAGS)
         ):
-            was_kind = (
-                True  # pydantic's own part, which can also be a key of the section (kind: features)
-            )
+            # pydantic's own part, which can also be a key of the section (kind: features)
+            was_kind = True
             continue
         was_kind = False
         inside = isinstance(value, Mapping) and part in value
@@ -77,11 +76,15 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
 
 
 def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: Any) -> str:
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    kind = detail["type"]
+    value = detail["input"]
+    context = detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key, model, recipe)
-    if kind in {"missing", "union_tag_not_found"}:
-        return f"missing; add it{_hint(model, key, recipe) if kind == 'missing' else ''}"
+    if kind == "missing":
+        return f"missing; add it{_hint(model, key, recipe)}"
+    if kind == "union_tag_not_found":
+        return "missing; add it"
     if kind in {"literal_error", "union_tag_invalid"}:
         value = context.get("tag", value)
         allowed = re.findall(
@@ -154,7 +157,8 @@ def _typo(
 ) -> tuple[Key, str, Any, str] | None:
     """Return a misspelled key, the right name, the right value and a message; None for an error of another kind."""
     key = key_of(detail, placed.value)
-    section, name = key[:-1], str(key[-1]) if key else ""
+    section = key[:-1]
+    name = str(key[-1]) if key else ""
     written = _at(placed.value, section)
     if detail["type"] == "union_tag_invalid":
         message = _fault(detail, key, model, placed.value)
@@ -167,9 +171,10 @@ def _typo(
         name, section, model, placed.value
     ):
         wrong = name
-        right = closest(
-            name, [*fields_of(sections(model, section, placed.value)), *(() if section else more)]
-        )
+        names = fields_of(sections(model, section, placed.value))
+        if not section:
+            names += more
+        right = closest(name, names)
     else:
         return None
     if wrong is None or right is None:
@@ -216,7 +221,8 @@ def problems_of(error: ValidationError, model: type[BaseModel], placed: Placed) 
 
 
 def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
-    section, name = key[:-1], str(key[-1])
+    section = key[:-1]
+    name = str(key[-1])
     kinds = _kinds_with(name, section, model, recipe)
     if kinds:
         return f"unknown key for this kind (known for {', '.join(kinds)}); remove it"

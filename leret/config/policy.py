@@ -188,9 +188,8 @@ class ServedPolicySettings(PolicySettings):
 class OpenAIPolicySettings(ServedPolicySettings):
     """Servers with OpenAI's chat completions API."""
 
-    id_keys: ClassVar[dict[str, bool]] = {
-        "return_token_ids": True
-    }  # a vLLM extension that other servers may reject
+    # a vLLM extension that other servers may reject
+    id_keys: ClassVar[dict[str, bool]] = {"return_token_ids": True}
 
     kind: Annotated[Literal["openai"], Free()] = "openai"
     urls: Annotated[BaseUrls, Free()] = Field(

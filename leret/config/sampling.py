@@ -144,16 +144,13 @@ class RewardSettings(Settings):
         named = dict.fromkeys(parts, 1.0) if isinstance(parts, list | tuple) else parts
         if not isinstance(named, dict):
             return named
-        whole = {
-            name: {"weight": part} if isinstance(part, int | float) else part
-            for name, part in named.items()
-        }
-        return {
-            name: {"function": name, **part}
-            if ":" in str(name) and isinstance(part, dict)
-            else part
-            for name, part in whole.items()
-        }
+        sections = {}
+        for name, part in named.items():
+            section = {"weight": part} if isinstance(part, int | float) else part
+            if ":" in str(name) and isinstance(section, dict):
+                section = {"function": name, **section}
+            sections[name] = section
+        return sections
 
 
 RewardKey = Annotated[

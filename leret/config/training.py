@@ -62,9 +62,8 @@ class TrainingRecipe(KindSettings):
     engines: ClassVar[Mapping[str, str]] = {}
     folder: ClassVar[str] = "policies"  # folder of the run for the trained model
     trains: ClassVar[str] = "a policy that writes"
-    in_one_process: ClassVar[bool] = (
-        False  # True if the algorithm cannot train in several processes
-    )
+    # True if the algorithm cannot train in several processes
+    in_one_process: ClassVar[bool] = False
 
     algorithm: KindName
     name: str | None = Field(
@@ -242,12 +241,10 @@ class RoundRecipe(TrainingRecipe):
     Keys that TRL has too are named as in TRL.
     """
 
-    branches: ClassVar[bool] = (
-        False  # True if each pick of a state is continued and rewarded by its continuation
-    )
-    sums_steps: ClassVar[bool] = (
-        False  # True if it adds up step rewards along a path: credit auto stays step
-    )
+    # True if each pick of a state is continued and rewarded by its continuation
+    branches: ClassVar[bool] = False
+    # True if it adds up step rewards along a path: credit auto stays step
+    sums_steps: ClassVar[bool] = False
 
     groups: Literal["state", "question"] = Field(
         "state",

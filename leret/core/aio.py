@@ -19,9 +19,8 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     """Start a coroutine on the background loop. Cancelling the future cancels the coroutine."""
     global _running  # noqa: PLW0603  one loop per process is intended
     with _lock:
-        if (
-            _running is None or _running[0] != os.getpid()
-        ):  # a forked child does not inherit the thread
+        # a forked child does not inherit the thread
+        if _running is None or _running[0] != os.getpid():
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="leret-background", daemon=True).start()
             _running = os.getpid(), loop

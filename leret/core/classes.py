@@ -22,7 +22,8 @@ from leret.core.types import digest
 
 def path_of(kind: type) -> str:
     """Return ``package.module:Class`` (a script's module is its file name); ProgramError if it is not importable."""
-    module, name = kind.__module__, kind.__qualname__
+    module = kind.__module__
+    name = kind.__qualname__
     main = sys.modules["__main__"]
     if module == "__main__" and vars(main).get(name) is kind:
         module = _importable_name(main)

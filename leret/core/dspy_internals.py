@@ -220,14 +220,16 @@ def messages_of(request: lm15.Request) -> Messages:
         messages.append(message("system", text))
     tools = tools_of(request)
     for sent in request.messages:
-        if tools and any(
+        has_calls = any(
             isinstance(part, lm15.ToolCallPart | lm15.ToolResultPart) for part in sent.parts
-        ):
+        )
+        if tools and has_calls:
             messages += _tool_messages(sent)
-            continue
-        role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
-        between = "" if all(isinstance(part, lm15.TextPart) for part in sent.parts) else "\n"
-        messages.append(message(role, between.join(map(_text, sent.parts))))
+        else:
+            role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
+            is_text = all(isinstance(part, lm15.TextPart) for part in sent.parts)
+            separator = "" if is_text else "\n"
+            messages.append(message(role, separator.join(map(_text, sent.parts))))
     if tools:
         messages[0]["tools"] = json.dumps(tools, ensure_ascii=False)
     return tuple(messages)
@@ -261,23 +263,26 @@ def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
 
 
 def _tool_messages(sent: lm15.Message) -> list[dict[str, Any]]:
+    """Return a message for each tool result, or one message with the text and the tool calls."""
     results = [part for part in sent.parts if isinstance(part, lm15.ToolResultPart)]
     if results:
         return [
             message("tool", _text(part), tool_call_id=part.id, name=part.name) for part in results
         ]
-    calls = [part for part in sent.parts if isinstance(part, lm15.ToolCallPart)]
-    text = "".join(_text(part) for part in sent.parts if part not in calls)
-    tool_calls = []
-    for call in calls:
-        arguments = json.dumps(call.input, ensure_ascii=False)
-        function = {"name": call.name, "arguments": arguments}
-        tool_calls.append({"id": call.id, "type": "function", "function": function})
-    return [message(sent.role, text, tool_calls=tool_calls)]
+    text = ""
+    calls = []
+    for part in sent.parts:
+        if isinstance(part, lm15.ToolCallPart):
+            arguments = json.dumps(part.input, ensure_ascii=False)
+            function = {"name": part.name, "arguments": arguments}
+            calls.append({"id": part.id, "type": "function", "function": function})
+        else:
+            text += _text(part)
+    return [message(sent.role, text, tool_calls=calls)]
 
 
 def _text(part: Any) -> str:
-    if isinstance(part, lm15.ToolCallPart):
+    if isinstance(part, lm15.ToolCallPart):  # as text, for a request without tools
         return json.dumps({"name": part.name, "args": part.input}, ensure_ascii=False)
     if isinstance(part, lm15.ToolResultPart):
         return "".join(map(_text, part.content))
@@ -322,11 +327,13 @@ def text_response(
         parts.append(lm15.ToolCallPart(call_id, call["name"], call["arguments"]))
     if content or not parts:
         parts.insert(0, lm15.TextPart(content))
+    if finish != "length":
+        finish = "tool_call" if calls else "stop"
     return lm15.Response(
         id=None,
         model=request.model,
         message=lm15.Message.assistant(parts),
-        finish_reason="length" if finish == "length" else "tool_call" if calls else "stop",
+        finish_reason=finish,
         usage=lm15.Usage(input_tokens=n_prompt_tokens, output_tokens=n_completion_tokens),
     )
 
@@ -426,7 +433,8 @@ class _MutedStream(io.TextIOBase):
         return self.stream.isatty()
 
 
-_streams_lock, _log_lock = threading.Lock(), threading.RLock()
+_streams_lock = threading.Lock()
+_log_lock = threading.RLock()
 _muted: dict[int, int] = {}  # number of `muted` blocks around each muted thread
 # Never deleted: a ``print`` in another thread holds no reference to its stream.
 _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}

@@ -112,13 +112,13 @@ def raised(error: BaseException) -> str:
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")),
         "<",
     )
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)
-    ]
-    if not frames:
-        return reason(error)
-    path = os.path.relpath(frames[-1].filename)
-    return f"{reason(error)} ({Path(path).name if path.startswith('..') else path}:{frames[-1].lineno})"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(libraries):
+            path = os.path.relpath(frame.filename)
+            if path.startswith(".."):
+                path = Path(path).name
+            return f"{reason(error)} ({path}:{frame.lineno})"
+    return reason(error)
 
 
 def was_interrupted(error: BaseException | None) -> bool:

@@ -11,7 +11,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # options of mallopt(3)
+# options of mallopt(3)
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_THRESHOLD = -3
 _GIB = 1 << 30
 # New objects per young collection. With Python's default of 700, sampling spends a tenth of its time collecting.
 _YOUNG = 20_000

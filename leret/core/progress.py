@@ -60,7 +60,9 @@ class ProgressLines(Progress):
 
     def start(self, stage: str, total: int | None) -> None:
         self.finish()
-        self.part, self.total, self.done = stage, total, 0
+        self.part = stage
+        self.total = total
+        self.done = 0
         self.values: dict[str, float | int | str] = {}
         self.began = self.written = time.monotonic()
 
@@ -96,13 +98,12 @@ class ProgressLines(Progress):
             clock = f"{minutes // 60}:{minutes % 60:02d}" if minutes >= 60 else str(minutes)
             parts.append(f"{clock}:{rest:02d} left")
         for name, value in self.values.items():
-            figure = (
-                f"{value:.3g}"
-                if isinstance(value, float)
-                else f"{value:,}"
-                if isinstance(value, int)
-                else visible(value)
-            )
+            if isinstance(value, float):
+                figure = f"{value:.3g}"
+            elif isinstance(value, int):
+                figure = f"{value:,}"
+            else:
+                figure = visible(value)
             parts.append(f"{name.replace('_', ' ')} {figure}")
         while width is not None and len(parts) > 1 and len(", ".join(parts)) > width:
             parts.pop()

@@ -52,32 +52,24 @@ _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets
 class RunManifest:
     """Content of run.yaml with absolute paths. A section is None or empty until its stage has run."""
 
-    versions: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # Python and the packages that affect results
+    # Python and the packages that affect results
+    versions: Mapping[str, str | None] = field(default_factory=dict)
     machine: str | None = None  # processor, threads and GPU of the last `leret sample`
-    date: str | None = (
-        None  # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
-    )
-    sampling: Mapping[str, Any] | None = (
-        None  # the resolved recipe of `leret sample`, as JSON values
-    )
-    digests: Mapping[str, str] = field(
-        default_factory=dict
-    )  # by name: corpus, program, last sampling policy ...
-    rounds: Sequence[
-        Mapping[str, Any]
-    ] = ()  # policy, model and digest per sampling round, oldest first
+    # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
+    date: str | None = None
+    # the resolved recipe of `leret sample`, as JSON values
+    sampling: Mapping[str, Any] | None = None
+    # by name: corpus, program, last sampling policy ...
+    digests: Mapping[str, str] = field(default_factory=dict)
+    # policy, model and digest per sampling round, oldest first
+    rounds: Sequence[Mapping[str, Any]] = ()
     bank: Mapping[str, Any] | None = None  # names and scores of the bank's prompts
-    searched: Mapping[str, bool] | None = (
-        None  # by predictor: True if a search follows the predictor
-    )
-    preferences: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # strategy, margin and number of pairs
-    training: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # by name of a trained policy: its key and counts
+    # by predictor: True if a search follows the predictor
+    searched: Mapping[str, bool] | None = None
+    # strategy, margin and number of pairs
+    preferences: Mapping[str, Any] = field(default_factory=dict)
+    # by name of a trained policy: its key and counts
+    training: Mapping[str, Any] = field(default_factory=dict)
     eval: Mapping[str, Any] | None = None  # the resolved recipe of the last `leret eval`
     optimize: Mapping[str, Any] | None = None  # digests from which `leret.LeReT` resumes
 
@@ -103,12 +95,10 @@ class Run:
         self.report = path / "report.html"
         self.cache = path / "cache"
         self.setup_lock = path / ".setup.lock"  # held while a process creates files for all shards
-        self._record: tuple[tuple[int, int, int], Any] | None = (
-            None  # stamp and content of run.yaml when last read
-        )
-        self._manifest: tuple[Mapping[str, Any], RunManifest] | None = (
-            None  # record and the manifest built from it
-        )
+        # stamp and content of run.yaml when last read
+        self._record: tuple[tuple[int, int, int], Any] | None = None
+        # record and the manifest built from it
+        self._manifest: tuple[Mapping[str, Any], RunManifest] | None = None
 
     @classmethod
     def open(cls, path: Path) -> Run:

@@ -52,7 +52,8 @@ def source_files(file: Path) -> list[Path]:
     top = first.parent
     while (top / "__init__.py").is_file():
         top = top.parent
-    files, todo = dict[Path, None](), [first]
+    files = dict[Path, None]()
+    todo = [first]
     while todo:
         path = todo.pop()
         installed = path.is_relative_to(_LERET) or {"site-packages", "dist-packages"}.intersection(
@@ -247,9 +248,8 @@ def is_complete_parquet(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    return [
-        file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()
-    ]
+    paths = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in paths if file.is_file()]
 
 
 def _is_free(key: str, free: Collection[str]) -> bool:

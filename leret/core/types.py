@@ -94,9 +94,8 @@ class Task:
     """Inputs for a program, with labels and metadata. A question is a task with one text input."""
 
     id: str
-    inputs: Mapping[str, Json] = field(
-        hash=False
-    )  # by argument name; a single input goes to a program's only argument
+    # by argument name; a single input goes to a program's only argument
+    inputs: Mapping[str, Json] = field(hash=False)
     gold: tuple[str, ...] = ()  # ids of the relevant documents, read only by rewards and evaluation
     answers: tuple[str, ...] = ()  # reference answers, all equally correct
     type: str | None = None  # bridge, comparison ...; reports group results by type and ``hops``
@@ -211,9 +210,8 @@ class Choice:
 
     predictor: str  # name of the `leret.Pick` in the program
     context: Mapping[str, Any]  # values from the program by name (``question``), unchanged
-    candidates: Sequence[
-        Candidate
-    ]  # candidates not picked yet; `STOP` is last if stopping is allowed
+    # candidates not picked yet; `STOP` is last if stopping is allowed
+    candidates: Sequence[Candidate]
     picked: tuple[Candidate, ...] = ()  # earlier picks, in order
 
 
@@ -257,15 +255,13 @@ class Outcome:
 
     task: Task
     text: str = ""  # the policy's completion at this step
-    outputs: Mapping[str, Json] = field(
-        default_factory=dict
-    )  # fields parsed from ``text``; empty if parsing fails
+    # fields parsed from ``text``; empty if parsing fails
+    outputs: Mapping[str, Json] = field(default_factory=dict)
     ranking: Ranking = ()  # all passages retrieved by the end of the step, merged, best first
     prediction: Any = None  # the program's return value; None before it returns
     n_steps: int = 1  # number of LM calls so far
-    deep: tuple[
-        tuple[str, ...], ...
-    ] = ()  # ranked document ids of each query, up to the rewards' ``depth``
+    # ranked document ids of each query, up to the rewards' ``depth``
+    deep: tuple[tuple[str, ...], ...] = ()
 
     @property
     def doc_ids(self) -> tuple[str, ...]:
@@ -298,12 +294,10 @@ class Sample:
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
-    token_ids: tuple[int, ...] | None = (
-        None  # of the completion, end token included; None if the server sends none
-    )
-    logprobs: tuple[float, ...] | None = (
-        None  # one per token, at temperature 1, with `sampling.token_ids`
-    )
+    # of the completion, end token included; None if the server sends none
+    token_ids: tuple[int, ...] | None = None
+    # one per token, at temperature 1, with `sampling.token_ids`
+    logprobs: tuple[float, ...] | None = None
     finish_reason: str | None = None  # stop, or length: cut at max_tokens; None if unknown
 
     @property

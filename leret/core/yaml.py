@@ -39,7 +39,9 @@ class Placed:
         while key and key not in self.locations:
             key = key[:-1]
         place = self.locations.get(key, "")
-        return f"{place} " if place.startswith("-") else f"{place}: " if place else ""
+        if place.startswith("-"):
+            return f"{place} "
+        return f"{place}: " if place else ""
 
     def label(self, key: Key) -> str:
         """Return a key with its location; for the value of a command's own flag, the flag alone."""
@@ -80,22 +82,19 @@ def parse(text: str, source: str) -> Placed:
         if isinstance(node, CommentedMap | CommentedSeq):
             lines = node.lc.data or {}  # merged keys have no line
             names = list(node) if isinstance(node, CommentedMap) else range(len(node))
-            keys = {
-                name: (*key, name if isinstance(name, int | str) else str(name)) for name in names
-            }
+            keys: dict[Any, Key] = {}
             for name in names:
+                part = name if isinstance(name, int | str) else str(name)
+                keys[name] = (*key, part)
                 if name in lines:
                     placed.locations[keys[name]] = f"{source}:{lines[name][0] + 1}"
                 if isinstance(node, CommentedMap) and not isinstance(name, str):
                     placed.problems.append(
                         f"{placed.at(keys[name])}the key {name} must be text; put it in quotes"
                     )
-            values = {name: plain(node[name], keys[name]) for name in names}
-            return (
-                {str(k): v for k, v in values.items()}
-                if isinstance(node, CommentedMap)
-                else list(values.values())
-            )
+            if isinstance(node, CommentedSeq):
+                return [plain(node[name], keys[name]) for name in names]
+            return {str(name): plain(node[name], keys[name]) for name in names}
         if isinstance(node, bool | ScalarBoolean):
             return bool(node)
         return next((kind(node) for kind in (int, float, str) if isinstance(node, kind)), node)
@@ -112,7 +111,9 @@ def load(text: str) -> Any:
 def dump(value: Any) -> str:
     """Format plain values as a YAML document; mappings keep their order."""
     yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style, yaml.allow_unicode, yaml.width = False, True, 4096
+    yaml.default_flow_style = False
+    yaml.allow_unicode = True
+    yaml.width = 4096
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     stream = io.StringIO()
     yaml.dump(value, stream)
@@ -123,7 +124,10 @@ def dotted(key: Key) -> str:
     """Format ``("policy", "urls", 0)`` as ``policy.urls[0]``."""
     text = ""
     for part in key:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else str(part)
     return text
 
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
-from operator import itemgetter
 from statistics import mean
 from typing import Any
 
@@ -50,23 +49,23 @@ Table = tuple[str, bool, Sequence[Mapping[str, Any]]]
 """The name of a file, whether it is a corpus, and its first rows."""
 
 
-class Renamed(dict[str, Any]):
+class MappedFields(dict[str, Any]):
     """A record under leret's names; ``columns`` are the names in the file."""
 
     columns: tuple[str, ...] = ()
 
 
-def renamed(
-    records: Iterable[Record], fields: FieldSettings, source: str, documents: bool
+def rename_columns(
+    records: Iterable[Record], fields: FieldSettings, source: str, is_corpus: bool
 ) -> Iterator[Record]:
     """Yield records with leret's names for the mapped columns.
 
     DataError if a mapped column is in no record.
     """
-    inputs = {} if documents else fields.inputs
+    inputs = {} if is_corpus else fields.inputs
     columns: dict[str, str] = {}
     for name, column in fields:
-        if isinstance(column, str) and (name in _DOCUMENT_NAMES) == documents:
+        if isinstance(column, str) and (name in _DOCUMENT_NAMES) == is_corpus:
             columns[name] = column
     absent = {*columns.values(), *inputs.values()}
     present: dict[str, None] = {}
@@ -75,7 +74,7 @@ def renamed(
         if absent:
             present.update(dict.fromkeys(row))
             absent -= present.keys()
-        value = Renamed({name: cell for name, cell in row.items() if name not in columns})
+        value = MappedFields({name: cell for name, cell in row.items() if name not in columns})
         for name, column in columns.items():
             if column in row:
                 value[name] = row[column]
@@ -111,19 +110,19 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
     columns = {field: column for field, column in flags.items() if isinstance(column, str)}
     faults: list[str] = []
     ids: set[str] = set()  # of documents
-    for source, documents, rows in filter(itemgetter(2), tables):  # an empty file has other faults
+    for source, is_corpus, rows in tables:
+        if not rows:  # an empty file has other faults
+            continue
         cells: dict[str, list[str]] = {}
         for row in rows:
             for name, value in row.items():
                 cells.setdefault(name, []).append(str(value))
-        missing = _guess_by_name(cells, documents, columns, flags)
-        if not documents and "relevant_doc_ids" not in {*columns, *cells, *flags}:
+        missing = _guess_by_name(cells, is_corpus, columns, flags)
+        if not is_corpus and "relevant_doc_ids" not in {*columns, *cells, *flags}:
             used = {*columns.values(), *_QUESTION_NAMES, *chain(*_ALIASES.values())}
-            # a number may be a count, a year or a row
-            names = {cell for cell in ids if not cell.isdigit()}
-            likely = _likely("relevant_doc_ids", cells, used, names)
-            if likely in cells and _share_of_ids(cells[likely], names) >= _LEAST_SHARE:
-                columns["relevant_doc_ids"] = likely
+            gold = _column_of_ids(cells, used, ids)
+            if gold is not None:
+                columns["relevant_doc_ids"] = gold
                 missing.pop("relevant_doc_ids", None)
         if missing:
             fault = "; ".join(missing.values())
@@ -134,7 +133,7 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
             columns.pop(field, None)
             if field in _MISSING:
                 columns[field] = _likely(field, cells, columns.values(), ids)
-        if documents:
+        if is_corpus:
             for name in (columns.get("doc_id", "doc_id"), *_ALIASES["doc_id"]):
                 ids.update(cells.get(name, ()))
     if faults:
@@ -146,16 +145,16 @@ def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
 
 def _guess_by_name(
     cells: Mapping[str, list[str]],
-    documents: bool,
+    is_corpus: bool,
     columns: dict[str, str],
     flags: Mapping[str, Any],
 ) -> dict[str, str]:
     """Add the guesses for a file to ``columns``; return a message for each missing column."""
     missing: dict[str, str] = {}
     for field, column in columns.items():
-        if (field in _DOCUMENT_NAMES) == documents and column not in cells:
+        if (field in _DOCUMENT_NAMES) == is_corpus and column not in cells:
             missing[field] = f"data.fields.{field}: no column {column!r}"
-    patterns = _DOCUMENT_NAMES if documents else _QUESTION_NAMES
+    patterns = _DOCUMENT_NAMES if is_corpus else _QUESTION_NAMES
     for field, pattern in patterns.items():
         names = {field} | _ALIASES.get(field, set())
         if names & (cells.keys() | flags.keys()):
@@ -184,6 +183,18 @@ def _by_name(
         is_unique = len(set(values)) == len(values)
         if is_unique or field not in ("id", "doc_id"):
             return column
+    return None
+
+
+def _column_of_ids(
+    cells: Mapping[str, list[str]], used: Collection[str], ids: set[str]
+) -> str | None:
+    """Return the unused column with the largest share of the corpus's ids, if it is large enough."""
+    # a number may be a count, a year or a row
+    names = {cell for cell in ids if not cell.isdigit()}
+    likely = _likely("relevant_doc_ids", cells, used, names)
+    if likely in cells and _share_of_ids(cells[likely], names) >= _LEAST_SHARE:
+        return likely
     return None
 
 

@@ -335,7 +335,10 @@ def completions_used(run: Run) -> dict[str, int]:
 
 def _policies(run: Run) -> list[System]:
     notes = run.trainings()
-    recipes = {name: (note.get("key") or {}).get("recipe") or {} for name, note in notes.items()}
+    recipes = {}
+    for name, note in notes.items():
+        key = note.get("key") or {}
+        recipes[name] = key.get("recipe") or {}
     systems = []
     for name, note in notes.items():
         recipe = recipes[name]

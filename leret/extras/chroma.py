@@ -24,7 +24,8 @@ _NAME = "documents"
 class ChromaStore(VectorStore):
     """Chroma collection."""
 
-    name, package = _FOLDER, "chromadb"
+    name = _FOLDER
+    package = "chromadb"
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
@@ -92,9 +93,8 @@ class ChromaStore(VectorStore):
             )
         for i, (ids, distances) in enumerate(zip(answer["ids"], answer["distances"], strict=True)):
             rows[i, : len(ids)] = [int(name) for name in ids]
-            scores[i, : len(ids)] = 1 - np.asarray(
-                distances, np.float32
-            )  # Chroma's distance is 1 - inner product
+            # Chroma's distance is 1 - inner product
+            scores[i, : len(ids)] = 1 - np.asarray(distances, np.float32)
         return rows, scores
 
     def __len__(self) -> int:

@@ -50,10 +50,8 @@ ROW_COLUMNS = {
 """Columns of `retriever_rows`."""
 
 _MIN_SPREAD = 1e-9
-_KEYS: dict[type, str] = {
-    DenseSettings: "model",
-    ColbertSettings: "checkpoint",
-}  # key with the model
+# key with the model
+_KEYS: dict[type, str] = {DenseSettings: "model", ColbertSettings: "checkpoint"}
 
 
 class RetrieverKLRecipe(TrainingRecipe):

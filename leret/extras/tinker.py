@@ -161,7 +161,9 @@ class TinkerPolicy(SharedInstance):
     def __init__(
         self, settings: TinkerPolicySettings, weights: Callable[[], Any] | None = None
     ) -> None:
-        self.settings, self.name, self.digest = settings, settings.model, tinker_digest(settings)
+        self.settings = settings
+        self.name = settings.model
+        self.digest = tinker_digest(settings)
         self._weights = weights
         self._sampler: Any = None
         ApiKey.from_env(settings.api_key_env, "policy.api_key_env")
@@ -218,7 +220,8 @@ class TinkerPolicy(SharedInstance):
     def renew(self, digest: str) -> None:
         """Sample from the current weights, with digest ``digest``, from now on."""
         assert self._weights is not None
-        self.digest, self._sampler = digest, self._weights()
+        self._sampler = self._weights()
+        self.digest = digest
 
     def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
         return self.encoder.encode(messages).token_ids
@@ -245,7 +248,8 @@ class TinkerPolicy(SharedInstance):
     def _completion(self, request: Request, n_prompt: int, sequence: Any) -> Completion:
         from leret.policies.local.decoder import Generated
 
-        ids, logprobs = tuple(sequence.tokens), tuple(sequence.logprobs or ())
+        ids = tuple(sequence.tokens)
+        logprobs = tuple(sequence.logprobs or ())
         if not ids or len(ids) != len(logprobs):
             raise PolicyError(
                 f"{self.server.url} sent {len(ids)} token ids and {len(logprobs)} log-probabilities"

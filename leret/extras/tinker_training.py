@@ -169,11 +169,13 @@ class TinkerAdapter:
 
     @cached_property
     def _client(self) -> Any:
-        service, record = self._server.service, self.policy.record
+        service = self._server.service
+        record = self.policy.record
         path = record.get("weights")
         if path:
             return self._call(service.create_training_client_from_state, path)
-        recipe, base_model = self._recipe, record["base_model"]
+        recipe = self._recipe
+        base_model = record["base_model"]
         create = service.create_lora_training_client
         return self._call(create, base_model, recipe.lora.r, recipe.seed)
 
@@ -339,7 +341,9 @@ class TinkerUpdate:
     device = torch.device("cpu")
 
     def __init__(self, adapter: TinkerAdapter, recipe: Any, objective: Objective) -> None:
-        self._adapter, self._recipe, self._objective = adapter, recipe, objective
+        self._adapter = adapter
+        self._recipe = recipe
+        self._objective = objective
         self.reference = adapter if recipe.beta else None
 
     def evaluate(self, batch: RolloutBatch, *, reference: bool = False) -> tuple[Tensor, None]:

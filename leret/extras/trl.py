@@ -243,7 +243,8 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
 def _live(job: TrainingJob, model: Any, tokenizer: Any) -> LocalPolicy:
     assert job.environment is not None
     thinking = getattr(job.environment.recipe.policy, "enable_thinking", None)
-    name, digest = job.recipe.policy_name, job.initial.digest
+    name = job.recipe.policy_name
+    digest = job.initial.digest
     return LocalPolicy.over(model, tokenizer, name=name, digest=digest, enable_thinking=thinking)
 
 

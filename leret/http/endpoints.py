@@ -46,9 +46,8 @@ class Endpoint:
     n_in_flight: int = 0
     n_failures: int = 0
     failed_at: float = float("-inf")
-    paused_until: float = (
-        0.0  # after a failure, no requests until then, unless all endpoints have failed
-    )
+    # after a failure, no requests until then, unless all endpoints have failed
+    paused_until: float = 0.0
     closed_until: float = 0.0  # the server refuses requests until then (Retry-After)
 
 
@@ -123,7 +122,8 @@ class Slots(asyncio.Semaphore):
 
     def __init__(self, n: int, clock: Clock = time.monotonic) -> None:
         super().__init__(n)
-        self.limit, self.most = n, n
+        self.limit = n
+        self.most = n
         self._clock = clock
         self._n_surplus = 0  # requests in flight above the limit
         self._n_answers = 0  # since the limit changed
@@ -139,7 +139,8 @@ class Slots(asyncio.Semaphore):
         """Count an answer below the highest limit, and raise the limit if it is due."""
         self._n_answers += 1
         if self._n_answers >= _ANSWERS_PER_SLOT * self.limit:
-            self.limit, self._n_answers = self.limit + 1, 0
+            self.limit += 1
+            self._n_answers = 0
             self.release()
 
     async def timed_out(self, sent: float) -> None:
@@ -152,7 +153,8 @@ class Slots(asyncio.Semaphore):
             n_in_flight -= 1
         self.limit = max(1, min(self.limit, n_in_flight) // 2)
         self._n_surplus = n_in_flight - self.limit
-        self._n_answers, self._lowered_at = 0, self._clock()
+        self._n_answers = 0
+        self._lowered_at = self._clock()
 
 
 class ApiKey:

@@ -29,8 +29,9 @@ from leret.rewards import Reward, scoring
 RewardFunction = Callable[[dspy.Example, Outcome], "float | bool | None"]
 """A user's reward function, called with an example and the outcome of a step."""
 
-_IDS, _TITLES = ("gold", "gold_ids", "relevant_doc_ids"), ("gold_titles",)
-"""Example fields that can name the relevant documents; the first non-empty field is used."""
+# example fields that can name the relevant documents; the first non-empty field is used
+_IDS = ("gold", "gold_ids", "relevant_doc_ids")
+_TITLES = ("gold_titles",)
 
 _SERVED = ("openai/", "hosted_vllm/", "lm_studio/")
 """Prefixes of the models of ``dspy.LM`` on servers with OpenAI's API."""

@@ -152,17 +152,10 @@ class LM(PolicyLM):
         name = str(model).removeprefix("leret/")
         url = kwargs.pop("base_url", None) or api_base
         refuse_client_keys(kwargs)
-        local: dict[str, Any] = {
-            key: kwargs.pop(key)
-            for key in ("device", "dtype", "enable_thinking", "template")
-            if key in kwargs
-        }
-        arguments = {
-            "temperature": 1.0,
-            "cache": False,
-            "finetuning_model": _absolute(weights),
-            **kwargs,
-        }
+        local: dict[str, Any] = {}
+        for key in ("device", "dtype", "enable_thinking", "template"):
+            if key in kwargs:
+                local[key] = kwargs.pop(key)
         if url is not None:
             # openai/gpt-oss-20b is a name; in openai/Qwen/Qwen3-8B, dspy.LM has added a prefix
             if name.count("/") > 1:
@@ -180,7 +173,7 @@ class LM(PolicyLM):
             if api_key is not None:
                 policy.client.key = ApiKey(api_key)
             engine = PolicyEngine(policy, validated(LocalPolicySettings, local, "leret.LM"))
-            arguments.setdefault("max_tokens", SERVED_MAX_TOKENS)
+            max_tokens = SERVED_MAX_TOKENS
         else:
             _refuse_without_server(
                 weights=weights, api_key=api_key, api_key_env=api_key_env, timeout=timeout
@@ -189,8 +182,14 @@ class LM(PolicyLM):
             engine = engine or PolicyEngine(
                 settings=validated(LocalPolicySettings, {"model": name, **local}, "leret.LM")
             )
-            arguments.setdefault("max_tokens", engine.settings.max_tokens)
-        super().__init__(f"leret/{name}", **{**engine.arguments(), **arguments})
+            max_tokens = engine.settings.max_tokens
+        defaults = {
+            "temperature": 1.0,
+            "max_tokens": max_tokens,
+            "cache": False,
+            "finetuning_model": _absolute(weights),
+        }
+        super().__init__(f"leret/{name}", **(engine.arguments() | defaults | kwargs))
 
     def infer_provider(self) -> Provider:
         return Provider()

@@ -34,9 +34,8 @@ Candidate = dict[str, Any]
 """A program, the stage that made it, and its score and subscores on the valset."""
 
 
-class LeReT(
-    FinetuneTeleprompter, Teleprompter
-):  # tracers patch only direct subclasses of Teleprompter
+# tracers patch only direct subclasses of Teleprompter
+class LeReT(FinetuneTeleprompter, Teleprompter):
     """Trains the LMs of a program on rewards for their completions.
 
     At every LM call of the program on the trainset, LeReT samples and scores several completions.

@@ -20,9 +20,8 @@ class Request:
     max_tokens: int  # maximum number of completion tokens
     top_p: float = 1.0
     stop: tuple[str, ...] = ()  # strings that end a completion; excluded from its text
-    choice: Choice | None = (
-        None  # candidates to pick from; the completion's text is the id of the pick
-    )
+    # candidates to pick from; the completion's text is the id of the pick
+    choice: Choice | None = None
     predictor: str = ""  # name of the calling predictor; `PolicySet` selects the policy by it
     logprobs: bool = False  # ask a server for token ids and log-probabilities
     token_ids: bool = False  # ask a server for token ids, if it can send them alone

@@ -202,7 +202,8 @@ class PolicyEngine(SharedInstance):
 
     def has_secret_key(self, model: str) -> bool:
         """Return True if requests for this model send an API key from outside the environment."""
-        client, settings = getattr(self.policy(model), "client", None), self.settings_of(model)
+        client = getattr(self.policy(model), "client", None)
+        settings = self.settings_of(model)
         return (
             client is not None
             and client.key.reveal() is not None
@@ -272,9 +273,8 @@ class PolicyEngine(SharedInstance):
             except PolicyError:
                 if not policy.closed or policy is self._policy:
                     raise
-                return self._submit(
-                    model, request
-                )  # it was closed because other models were opened
+                # it was closed because other models were opened
+                return self._submit(model, request)
         with self._lock:
             if self._closed:
                 raise PolicyError("the LM's engine is closed; create a new LM with policy_lm")

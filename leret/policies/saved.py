@@ -35,9 +35,8 @@ from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.launch import BackgroundServer
 
-_PROBE = (
-    {"role": "user", "content": "Which city?"},
-)  # its number of tokens depends on the chat template
+# its number of tokens depends on the chat template
+_PROBE = ({"role": "user", "content": "Which city?"},)
 _SAVED = LM_ATTRIBUTES | {
     *(
         "api_base",
@@ -177,10 +176,8 @@ def open_lm(
     """
     if "policy" not in record:
         return _plain_lm(record, key)
-    settings, config = (
-        resolve_paths(PolicySettings.model_validate(record["policy"]), directory),
-        record["config"],
-    )
+    settings = resolve_paths(PolicySettings.model_validate(record["policy"]), directory)
+    config = record["config"]
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(
@@ -204,9 +201,11 @@ def open_lm(
     if serve == "vllm":
         server = BackgroundServer(settings.model, "vllm")
         servers.callback(server.close)
-        url, model = server.settings.urls[0], server.settings.model
+        url = server.settings.urls[0]
+        model = server.settings.model
     else:
-        url, model = str(serve), record.get("name", settings.model)
+        url = str(serve)
+        model = record.get("name", settings.model)
     sampling = settings.model_dump(
         include={"temperature", "top_p", "max_tokens", "enable_thinking", "extra_body"}
     )
@@ -217,9 +216,8 @@ def open_lm(
 
 def _copy(path: Path, target: Path) -> Path:
     """Copy a model directory, with hard links if the file system supports them."""
-    if (
-        not target.is_dir()
-    ):  # an existing target has the same weights: its name includes their digest
+    # an existing target has the same weights: its name includes their digest
+    if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
         try:

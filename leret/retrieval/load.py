@@ -273,9 +273,8 @@ def _open(engine: IndexEngine, directory: Path) -> Retriever:
     key = stage_key(
         "", input_stamps(directory / MANIFEST, *(directory / name for name in manifest.files))
     )
-    checked = (
-        completed(directory, "checked", key) is not None
-    )  # files are unchanged since an earlier check
+    # files are unchanged since an earlier check
+    checked = completed(directory, "checked", key) is not None
     problems = check_files(manifest, directory, content=not checked)
     if problems:
         raise RetrievalError(
@@ -299,9 +298,8 @@ def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
 
     An index in memory is written to ``directory``. Indexes on disk are not copied.
     """
-    source = getattr(
-        getattr(retriever, "retriever", retriever), "source", None
-    )  # look inside a CachedRetriever
+    # look inside a CachedRetriever
+    source = getattr(getattr(retriever, "retriever", retriever), "source", None)
     if isinstance(source, RetrieverSettings):
         return {"settings": portable(source, directory)}
     if isinstance(source, tuple):

@@ -33,10 +33,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _TO_SPACES = str.maketrans(dict.fromkeys(string.punctuation, " "))
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _YES_NO = {"yes", "no", "noanswer"}
+# group 1: not supported
 _VERDICT = re.compile(
     r"\b(?:((?:can)?not (?:\w+ )?(?:support(?:ed)?|true)|unsupported|refute[sd]?|contradict(?:s|ed)?|false|no|nei"
     r"|(?:not enough|insufficient) (?:info|information|evidence))|support(?:s|ed)?|true|yes)\b"
-)  # group 1: not supported
+)
 
 
 def normalised(text: str) -> str:

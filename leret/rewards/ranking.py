@@ -18,14 +18,8 @@ from leret.core.types import Outcome
 
 _NO_GOLD = "gold is empty; measures need at least one gold document"
 
-_TIERS = (
-    (0.7, 5.0),
-    (0.5, 4.0),
-    (0.4, 3.0),
-    (0.3, 1.0),
-    (0.1, 0.5),
-    (0.05, 0.1),
-)  # minimum recall, reward
+# minimum recall, reward
+_TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))
 
 Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 

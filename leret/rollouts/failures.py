@@ -17,9 +17,8 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {
 
 FAILURES = (PolicyError, RetrievalError, ProgramError)
 
-_MIN_SAMPLES, MIN_UNPARSED = 50, 5
-"""Number of samples from which a failure rate can stop a session, and the lower number that
-suffices if none parses."""
+_MIN_SAMPLES = 50  # number of samples from which a failure rate can stop a session
+MIN_UNPARSED = 5  # the lower number that suffices if none parses
 
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
@@ -120,7 +119,8 @@ def refuse_failures(
 
     At the ``last`` check, also raise it if no sample has a reward.
     """
-    n_failed, n_samples = stats.n_failed, stats.samples
+    n_failed = stats.n_failed
+    n_samples = stats.samples
     if stats.last_unparsed is not None and n_samples >= _MIN_SAMPLES:
         refuse_unparsed(
             [stats.last_unparsed], stats.failures["parse"], n_samples, max_unparsed_rate

@@ -321,7 +321,8 @@ class StateSampler:
     async def _result(
         self, visit: _Visit, sample: Sample, answer: Completion, text: str, to_end: bool
     ) -> Sample:
-        point, role = visit.point, visit.role
+        point = visit.point
+        role = visit.role
         _, outputs, end = point.reached[text]
         ranking: Ranking = ()
         reward: float | None = None

@@ -83,9 +83,8 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
         settings.credit != "auto" or bool(environment.replay.stops)
     )
     n_on = settings.n_continuations * to_end
-    more = (
-        samples * n_on * (steps - 1) // 2
-    )  # a sample continues for half of the other steps on average
+    # a sample continues for half of the other steps on average
+    more = samples * n_on * (steps - 1) // 2
     if settings.credit == "auto" and len(environment.replay.names) > 1:
         more += min(LOOKED_AT, n_questions) * steps
     n_calls = samples + more + bank_calls

@@ -385,12 +385,10 @@ def difference(stored: Sample, now: Sample, tolerance: float) -> tuple[Part, str
     """
     if now.failure is not None and now.failure.is_outage:
         return "outage", f"{now.failure.kind}: {now.failure.message}"
-    failures: list[list[object]] = [
-        [sample.failure and sample.failure.kind] for sample in (stored, now)
-    ]
+    kinds = [sample.failure and sample.failure.kind for sample in (stored, now)]
     sequences: list[tuple[Part, str, Sequence[object], Sequence[object]]] = [
         ("completion", "character", stored.completion or "", now.completion or ""),
-        ("reward", "failure", failures[0], failures[1]),
+        ("reward", "failure", [kinds[0]], [kinds[1]]),
         ("search", "character of the outputs", dump(stored.outputs), dump(now.outputs)),
         ("search", "rank", stored.doc_ids, now.doc_ids),
     ]

@@ -131,7 +131,8 @@ class RayCluster:
         """
         import ray
 
-        settings, total = recipe.sampling, SamplingStats()
+        settings = recipe.sampling
+        total = SamplingStats()
         rates = settings.max_error_rate, settings.max_unparsed_rate
         share = {"concurrency": -(-settings.concurrency // self.workers)}
         recipe = recipe.model_copy(update={"sampling": settings.model_copy(update=share)})
@@ -197,9 +198,8 @@ class RayCluster:
             return self
         settings: dict[str, Any] = {"address": self.address}
         if self.address is None and not os.environ.get("RAY_ADDRESS"):
-            n_cpus = max(
-                os.cpu_count() or 1, self.workers + 1
-            )  # only for placing workers, not a limit
+            # only for placing workers, not a limit
+            n_cpus = max(os.cpu_count() or 1, self.workers + 1)
             settings = {"num_cpus": n_cpus, "include_dashboard": False}
         try:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)

@@ -35,8 +35,9 @@ from leret.rollouts.failures import BOUNDARIES
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import begin
 
-N_FIRST, N_FINAL, N_BEST = 6, 30, 2
-"""Questions per format, questions of the best formats, and number of best formats."""
+N_FIRST = 6  # questions per format
+N_FINAL = 30  # questions of the best formats
+N_BEST = 2  # number of best formats
 
 TEMPERATURES = (0.0, 1.0)
 COOLER = 0.7
@@ -45,8 +46,9 @@ COOLER = 0.7
 COOL_BELOW = 2 / 3
 """Share of the greedy reward below which samples at temperature 1 are too poor to learn from."""
 
-MIN_PARSED, MAX_CUT = 0.95, 0.05
-"""Minimum share of completions that parse, and maximum share that max_tokens cuts, of a format that works."""
+# of a format that works
+MIN_PARSED = 0.95  # minimum share of completions that parse
+MAX_CUT = 0.05  # maximum share of completions that max_tokens cuts
 
 FORMATS: dict[str, dict[str, Any]] = {
     "chat": {"kind": "chat"},
@@ -59,7 +61,8 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Keys of `program.adapter` by format."""
 
 _STEPS = 4  # completions of a question until the first search
-_MAX_TOKENS, _MAX_TOKENS_SHORT = 512, 128  # in the trial; the lower number for one output
+_MAX_TOKENS = 512  # in the trial
+_MAX_TOKENS_SHORT = 128  # in the trial of a program with one output
 
 
 class FirstSearch(NamedTuple):
@@ -140,9 +143,8 @@ class FormatTrial:
         """Sort key: formats that parse, then those that end, then by questions and mean reward."""
         measured = [self.measured(temperature) for temperature in (0.0, self.temperature)]
         n_questions = len(self.searches.get(0.0, ()))
-        most_cut = max(
-            MAX_CUT, 1 / max(1, n_questions)
-        )  # one cut among few completions says nothing
+        # one cut among few completions says nothing
+        most_cut = max(MAX_CUT, 1 / max(1, n_questions))
         unparsed = min(each.parsed for each in measured) < MIN_PARSED
         cut = max(each.cut for each in measured) > most_cut
         return unparsed, cut, -n_questions, -fmean(each.reward for each in measured)
@@ -205,13 +207,15 @@ def try_formats(
 async def _try_formats(
     environment: Environment, tasks: Sequence[Task], progress: Progress
 ) -> list[FormatTrial]:
-    recipe, search = environment.recipe, SearchBatcher(environment.retriever)
+    recipe = environment.recipe
+    search = SearchBatcher(environment.retriever)
     trials, limit = _formats(environment)
     policy = open_policies(recipe.by_predictor, sampled_policy)
 
     async def measure(tried: FormatTrial, temperature: float, questions: Sequence[Task]) -> None:
         adapter = make_adapter(AdapterSettings.model_validate(tried.adapter))
-        program, read = environment.program(), environment.replay.read
+        program = environment.program()
+        read = environment.replay.read
         runner = ProgramRunner.over(program, adapter, search, read=read)
         plan = _plan(recipe, policy, temperature, limit)
         try:
@@ -235,8 +239,10 @@ async def _try_formats(
             for tried in sorted(trials, key=lambda tried: tried.rank)[:N_BEST]
             if not tried.rank[0]
         ]
-        for temperature in TEMPERATURES if tasks[N_FIRST:] else ():
-            await gathered(measure(tried, temperature, tasks[N_FIRST:]) for tried in best)
+        rest = tasks[N_FIRST:]
+        if rest:
+            for temperature in TEMPERATURES:
+                await gathered(measure(tried, temperature, rest) for tried in best)
         trials.sort(key=lambda tried: tried.rank)
         if best and trials[0].needs_cooler:
             await measure(trials[0], COOLER, tasks)
@@ -272,7 +278,8 @@ def _formats(environment: Environment) -> tuple[list[FormatTrial], int]:
 
 
 async def _first_search(runner: ProgramRunner, plan: SamplingPlan, task: Task) -> FirstSearch:
-    sampler, point = StateSampler(runner, None, plan), await begin(runner, task)
+    sampler = StateSampler(runner, None, plan)
+    point = await begin(runner, task)
     samples: list[Sample] = []
     reward = 0.0
     while isinstance(point.need, NeedsCompletion) and len(samples) < _STEPS:

@@ -93,9 +93,8 @@ class GroupSamples:
     """
 
     samples: Sequence[StateSamples]
-    unparsed_reward: float | None = (
-        None  # reward of unparsable completions; None drops these completions
-    )
+    # reward of unparsable completions; None drops these completions
+    unparsed_reward: float | None = None
 
     def groups(self) -> Iterable[StateSamples]:
         return self.samples
@@ -252,9 +251,8 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         content: list[Any] = [example.task_id, example.prompt, example.completions, example.scores]
-        if any(example.is_cut) or any(
-            example.token_ids
-        ):  # other examples keep the digest of earlier versions
+        # other examples keep the digest of earlier versions
+        if any(example.is_cut) or any(example.token_ids):
             content += [example.is_cut, example.token_ids]
         row = json.dumps(content, sort_keys=True)
         name.update(f"{row}\n".encode())

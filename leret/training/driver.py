@@ -101,7 +101,8 @@ class Driver(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.start(self.stage, state.max_steps)
         self.monitor.begin(state.log_history)
-        self._logged_step, self._since = state.global_step, time.monotonic()
+        self._logged_step = state.global_step
+        self._since = time.monotonic()
         if state.global_step:
             self.progress.advance(state.global_step)
         elif self.validate is not None:
@@ -233,20 +234,21 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
     Returns:
         Step of the checkpoint at which training resumed; 0 for a fresh start.
     """
-    recipe, directory = job.recipe, job.directory
+    recipe = job.recipe
+    directory = job.directory
     if is_main():
         directory.drop_broken()
     checkpoint = directory.checkpoint()
     state = checkpoint and TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    if (
-        checkpoint and state and state.global_step >= state.max_steps
-    ):  # Trainer would take one more step
+    # Trainer would take one more step
+    if checkpoint and state and state.global_step >= state.max_steps:
         engine.load(checkpoint)
         engine.state = state
     else:
         event = None if job.run is None else partial(job.run.event, "train")
         with monitored(recipe, directory.path, event) as monitor, interrupt.handled():
-            stage, validation = f"train {recipe.policy_name}", job.validation
+            stage = f"train {recipe.policy_name}"
+            validation = job.validation
             if recipe.progress_unit == "round":
                 stage = f"{stage}, rounds"
             validate = None if validation is None else partial(engine.validate, validation)

@@ -63,7 +63,8 @@ def training_process(threads: int | None) -> Iterator[None]:
     import torch
     import transformers
 
-    logging, bars = transformers.logging, os.environ.get("TQDM_DISABLE")
+    logging = transformers.logging
+    bars = os.environ.get("TQDM_DISABLE")
     with ExitStack() as before, warnings.catch_warnings(), _disk_errors():
         # Trainers reseed this generator, but other code draws ids from it.
         before.callback(random.setstate, random.getstate())
@@ -113,9 +114,8 @@ class Interrupt:
         Raise KeyboardInterrupt at the end of the block if a signal came.
         """
         numbers = (signal.SIGINT, signal.SIGTERM)
-        main = (
-            threading.current_thread() is threading.main_thread()
-        )  # only the main thread can handle signals
+        # only the main thread can handle signals
+        main = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, self._stop) for number in numbers if main}
         try:
             yield
@@ -242,9 +242,8 @@ class TrainReport:
     already: bool = False  # the policy existed, and nothing was done
     resumed_from: int = 0  # step, or round, of the checkpoint at which this call resumed
     best_step: int | None = None  # optimizer step of the published weights, chosen by validation
-    validation_gain: float | None = (
-        None  # validation score of the published weights minus the score before training
-    )
+    # validation score of the published weights minus the score before training
+    validation_gain: float | None = None
     alarms: tuple[str, ...] = ()
     peak_gib: float | None = None  # peak memory of the GPU, or of the process
     completions_per_second: float | None = None  # mean over the log entries
@@ -313,6 +312,9 @@ class TrainingRecord:
         scores = [score for _, score in self.validations]
         peaks = [float(e[PEAK]) for e in self.log_history if PEAK in e]
         rates = [float(e[RATE]) for e in self.log_history if RATE in e]
+        best_step = self.best_step
+        if best_step and self.rounds:  # the log's steps are rounds
+            best_step = best_step * self.steps // self.rounds
         return TrainReport(
             path,
             steps=self.steps,
@@ -325,7 +327,7 @@ class TrainingRecord:
             loss_last=losses[-1],
             already=already,
             resumed_from=resumed_from,
-            best_step=self.best_step and self.best_step * self.steps // (self.rounds or self.steps),
+            best_step=best_step,
             validation_gain=max(scores[1:]) - scores[0] if len(scores) > 1 else None,
             alarms=tuple(alarm["name"] for alarm in self.alarms),
             peak_gib=max(peaks, default=None),

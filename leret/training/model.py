@@ -109,9 +109,8 @@ def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
         return recipe.model_copy(update={"writer": writer})
     if recipe.learning_rate is not None or not isinstance(recipe, WriterKeys):
         return recipe
-    n_parameters = (
-        count_parameters(initial.directory) or 10**9
-    )  # unknown if a server has the weights
+    # unknown if a server has the weights
+    n_parameters = count_parameters(initial.directory) or 10**9
     rate = recipe.learning_rate_for(n_parameters)
     logging.getLogger("leret").info(
         "%s: learning_rate %g, chosen for %.3g parameters",

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LONGEST_ROUND = timedelta(
-    days=1
-)  # the other processes wait while the main process samples a round
+# the other processes wait while the main process samples a round
+_LONGEST_ROUND = timedelta(days=1)
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 
@@ -71,7 +70,8 @@ def share(n: int) -> range:
 
     The shares of all processes cover each index once.
     """
-    rank, size = int(os.environ.get("RANK", "0")), n_processes()
+    rank = int(os.environ.get("RANK", "0"))
+    size = n_processes()
     return range(n * rank // size, n * (rank + 1) // size)
 
 

@@ -182,7 +182,8 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
     recipe = with_learning_rate(recipe, initial)
     if not inputs_unchanged(run.path, "sample"):
         refuse_changes_since_sampling(run, "train")
-    dspy, sampled_with = versions()["dspy"], run.manifest.versions.get("dspy")
+    dspy = versions()["dspy"]
+    sampled_with = run.manifest.versions.get("dspy")
     if sampled_with not in (None, dspy):
         _LOG.warning(
             "the run was sampled with dspy %s, and dspy %s is installed; if their prompts differ, "
@@ -251,7 +252,8 @@ def _with_predictors(recipe: TrainingRecipe, run: Run, environment: Environment)
     policies = run.section("sampling", "leret sample RECIPE").get("policies")
     if not policies or recipe.predictors is not None:
         return recipe
-    names, policy_of = environment.replay.names, environment.recipe.policy_of
+    names = environment.replay.names
+    policy_of = environment.recipe.policy_of
     picks = [name for name in names if isinstance(policy_of([name]), PickerSettings)]
     writers = [name for name in names if name not in picks]
 

@@ -37,9 +37,8 @@ class Validation:
     environment: Environment
     tasks: Sequence[Task]
     measure: str
-    predictors: Sequence[str] | None = (
-        None  # predictors in training; None if the run has one policy
-    )
+    # predictors in training; None if the run has one policy
+    predictors: Sequence[str] | None = None
 
     @property
     def ids(self) -> frozenset[str]:

@@ -29,9 +29,11 @@ _LOG = logging.getLogger("leret")
 
 Log = Sequence[Mapping[str, Any]]
 
-PEAK, RATE = "memory/peak_gib", "completions/per_second"
-"""Peak memory so far (`peak_gib`); completions sampled or trained on per second, without
-validation."""
+PEAK = "memory/peak_gib"
+"""Peak memory so far (`peak_gib`)."""
+
+RATE = "completions/per_second"
+"""Completions sampled or trained on per second, without validation."""
 
 PICKER = "pick/"
 """Prefix of the metrics of a picker that is trained together with a writer (`joint`)."""

@@ -16,7 +16,7 @@ from typing import Any
 from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
-from leret.datasets.columns import Renamed, renamed
+from leret.datasets.columns import MappedFields, rename_columns
 from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record, records
 from leret.datasets.splits import SPLITS, SplitName
 
@@ -46,7 +46,7 @@ class FileReader(Reader):
         return any(name in record for name in self.marks)
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        for record, reader in self._records(data, problems, documents=False):
+        for record, reader in self._records(data, problems, is_corpus=False):
             with problems.at(record.place):
                 _refuse_unanswerable(record.value)
                 task = reader.task(record.value)
@@ -57,20 +57,20 @@ class FileReader(Reader):
     def documents(
         self, data: FileSettings, problems: Problems
     ) -> Iterator[tuple[Record, Document]]:
-        for record, reader in self._records(data, problems, documents=True):
+        for record, reader in self._records(data, problems, is_corpus=True):
             with problems.at(record.place):
                 for document in reader.in_record(record.value):
                     yield record, document
 
     def _records(
-        self, data: FileSettings, problems: Problems, documents: bool
+        self, data: FileSettings, problems: Problems, is_corpus: bool
     ) -> Iterator[tuple[Record, FileReader]]:
         source = data.questions
-        if documents and data.corpus:
+        if is_corpus and data.corpus:
             source = data.corpus
         rows = self.rows(source, problems)
         if data.fields:
-            rows = renamed(rows, data.fields, source, documents)
+            rows = rename_columns(rows, data.fields, source, is_corpus)
         reader: FileReader | None = None  # of the whole file, by its first record
         for record in rows:
             if reader is None:
@@ -272,5 +272,5 @@ def _find(record: Fields, names: Sequence[str]) -> tuple[str, Any]:
 
 def names_in(record: Fields) -> str:
     """Return the names of a record's fields for a message: the user's names of mapped columns."""
-    names = record.columns if isinstance(record, Renamed) else record
+    names = record.columns if isinstance(record, MappedFields) else record
     return ", ".join(map(repr, names)) or "none"

@@ -80,16 +80,18 @@ def compare_runs(
             f"available: {', '.join(measures)}"
         )
     measure = measure or main_measure(measures)
-    measures.sort(key=lambda name: name != measure)
+    measures.remove(measure)
+    measures.insert(0, measure)
     scores = _scores_by_label(runs, summaries, groups, measures)
     resampling = _resampling(summaries[0])
     rows = []
     for a, b in dict.fromkeys(_pairs(groups, summaries)):
         if a in scores and b in scores:
             row = {**_difference(a, b, scores, resampling), "measure": measure}
+            # Leave out equal systems (their interval is 0 to 0) and systems without scores.
             if len(groups) == 1 or any(row["ci"]):
                 rows.append(row)
-    systems = [_system(label, values, measures, resampling) for label, values in scores.items()]
+    systems = [_system(name, values, measures, resampling) for name, values in scores.items()]
     paths = {}
     for name, members in groups.items():
         paths[name] = [str(runs[i].path) for i in members]
@@ -214,8 +216,8 @@ def _setting(run: Run, summary: Summary) -> dict[str, Any]:
     return dict(flat(setting))
 
 
-def _label(groups: Mapping[str, Any], group: str, system: str | None) -> str:
-    return f"{system}" if len(groups) == 1 else f"{group}: {system}"
+def _label(groups: Mapping[str, Any], group: str, system: str) -> str:
+    return system if len(groups) == 1 else f"{group}: {system}"
 
 
 def _pairs(
@@ -224,13 +226,15 @@ def _pairs(
     """Yield pairs of labels; some may lack scores."""
     first, *later = groups
     base = summaries[groups[first][0]]
+    base_focus = base.get("focus")
     kinds = {row["system"]: _ORDER.index(row["kind"]) for row in base["rows"]}
     if not later:
         for pair in sorted(base["comparisons"], key=lambda pair: kinds[pair["a"]]):
             yield pair["a"], pair["b"]
     for group in later:
         focus = summaries[groups[group][0]].get("focus")
-        yield _label(groups, group, focus), _label(groups, first, base.get("focus"))
+        if focus and base_focus:
+            yield _label(groups, group, focus), _label(groups, first, base_focus)
         for system in sorted(kinds, key=kinds.__getitem__):
             yield _label(groups, group, system), _label(groups, first, system)
 
@@ -281,19 +285,19 @@ def _difference(
 
 
 def _system(
-    label: str, runs: Sequence[_Scores], measures: Sequence[str], resampling: statistics.Resampling
+    name: str, runs: Sequence[_Scores], measures: Sequence[str], resampling: statistics.Resampling
 ) -> dict[str, Any]:
     """Return the means over questions with intervals, and the means of each run."""
     values = np.array(list(_means(runs).values()))
-    means = statistics.nan_mean(values)
-    by_run = [statistics.nan_mean(np.array(list(scores.values()))) for scores in runs]
+    overall = statistics.nan_mean(values)
+    means_by_run = [statistics.nan_mean(np.array(list(scores.values()))) for scores in runs]
     bounds = statistics.bootstrap_intervals(values, *resampling)
     n = int((~np.isnan(values[:, 0])).sum())
-    row: dict[str, Any] = {"system": label, "runs": len(runs), "n": n}
+    row: dict[str, Any] = {"system": name, "runs": len(runs), "n": n}
     for i, measure in enumerate(measures):
-        row[measure] = statistics.json_number(means[i])
+        row[measure] = statistics.json_number(overall[i])
         row[f"{measure}_ci"] = [statistics.json_number(bound) for bound in bounds[i]]
-        row[f"{measure}_by_run"] = [statistics.json_number(run[i]) for run in by_run]
+        row[f"{measure}_by_run"] = [statistics.json_number(means[i]) for means in means_by_run]
     return row
 
 
@@ -347,9 +351,9 @@ def _table_of_differences(result: Mapping[str, Any]) -> tuple[str, list[str], li
 
 def _table_of_completions(result: Mapping[str, Any]) -> tuple[str, list[str], list[list[str]]]:
     rows = []
-    for run, used in result["completions"].items():
+    for path, used in result["completions"].items():
         counts = ", ".join(f"{name} {n:,}" for name, n in used.items())
-        rows.append([run, counts or "-"])
+        rows.append([path, counts or "-"])
     return "completions that each run used", ["run", "completions"], rows
 
 

@@ -65,7 +65,8 @@ class BatchWorker(Generic[Item, Result]):
         """
         with self._lock:
             self.closed = True
-            thread, self._thread = self._thread, None
+            thread = self._thread
+            self._thread = None
             if thread is not None:
                 self._queue.put(None)
         if thread is not None and thread is not threading.current_thread():

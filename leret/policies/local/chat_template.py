@@ -134,9 +134,8 @@ class EncodedPrompt:
     """A prompt as token ids."""
 
     token_ids: tuple[int, ...]
-    n_shared: (
-        int  # number of tokens before the last message: demonstrations, which many states share
-    )
+    # number of tokens before the last message: demonstrations, which many states share
+    n_shared: int
     room: int  # maximum number of completion tokens that fit after the prompt
 
 

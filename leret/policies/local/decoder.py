@@ -19,10 +19,10 @@ from torch import Tensor
 from leret.policies.local.kv_cache import (
     KeyValues,
     PrefixCache,
+    align_rows,
     buffered_cache,
     gather_rows,
     layers_of,
-    place,
 )
 from leret.policies.local.sampling import choose, step_keys
 
@@ -88,10 +88,10 @@ class _Running:
 class _Rows:
     """Settings of each row being decoded.
 
-    ``place`` is the row of the output tensors that it fills.
+    ``output_row`` is the row of the output tensors that it fills.
     """
 
-    place: Tensor
+    output_row: Tensor
     keys: np.ndarray
     temperature: Tensor
     top_p: Tensor
@@ -99,7 +99,7 @@ class _Rows:
 
     def at(self, index: Tensor) -> _Rows:
         return _Rows(
-            self.place[index],
+            self.output_row[index],
             self.keys[index.cpu().numpy()],
             self.temperature[index],
             self.top_p[index],
@@ -263,7 +263,7 @@ class Decoder:
             mask[target, length - part.mask.shape[1] : length] = part.mask[source]
             logits[target] = part.logits[source]
             copies.append((part.layers, source, target))
-        layers = place(copies, n_rows, length, length + max_tokens - 1)
+        layers = align_rows(copies, n_rows, length, length + max_tokens - 1)
         positions = mask[:, :length].sum(dim=1)
         return _Running(layers, mask, positions, length), logits
 
@@ -281,18 +281,19 @@ class Decoder:
         cache = buffered_cache(running.layers, running.length)
         for step in range(n_steps):
             keys = rows.keys[:, step]
-            chosen, chances = choose(logits, keys, rows.temperature, rows.top_p, self.suppressed)
-            row_places = rows.place[alive]
-            ids[row_places, step] = chosen[alive]
-            logprobs[row_places, step] = chances[alive]
-            lengths[row_places] = step + 1
+            chosen, logps = choose(logits, keys, rows.temperature, rows.top_p, self.suppressed)
+            output_rows = rows.output_row[alive]
+            ids[output_rows, step] = chosen[alive]
+            logprobs[output_rows, step] = logps[alive]
+            lengths[output_rows] = step + 1
             over = torch.isin(chosen, self.end_ids)
             over |= self._stopped(chosen, ids, rows, alive, owners, step + 1)
-            ended[rows.place[alive & over]] = True
+            ended[rows.output_row[alive & over]] = True
             alive &= ~over & (rows.max_tokens > step + 1)
             n_alive = int(alive.sum())
             if n_alive == 0:
                 break
+            # Removing rows copies the cache of the others, so wait until half have ended.
             if n_alive <= alive.numel() // 2:
                 going = alive.nonzero()[:, 0]
                 running = running.at(going, layers_of(cache))
@@ -334,7 +335,7 @@ class Decoder:
         if self.to_text is None or not any(job.stop for job, _ in owners):
             return stopped
         tokens = chosen.tolist()
-        indices = rows.place.tolist()
+        indices = rows.output_row.tolist()
         for row in alive.nonzero()[:, 0].tolist():
             token = tokens[row]
             index = indices[row]

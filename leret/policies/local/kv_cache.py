@@ -30,8 +30,11 @@ class BufferLayer(DynamicLayer):
         super().__init__()
         self.length = length
         if keys is not None and values is not None:
-            self.dtype, self.device = keys.dtype, keys.device
-            self.keys, self.values, self.is_initialized = keys, values, True
+            self.dtype = keys.dtype
+            self.device = keys.device
+            self.keys = keys
+            self.values = values
+            self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -132,7 +135,7 @@ def gather_rows(layers: KeyValues, rows: Tensor) -> KeyValues:
     return [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in layers]
 
 
-def place(
+def align_rows(
     parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: int, capacity: int
 ) -> KeyValues:
     """Copy prefilled parts into common buffers, aligned at their last prompt token.
@@ -140,7 +143,7 @@ def place(
     A part is (keys and values, rows to copy (n,), rows of the buffers to fill (n,)). ``end`` is the
     slot after the last prompt token; ``capacity`` is the number of slots.
     """
-    placed: KeyValues = []
+    aligned: KeyValues = []
     for layer, pair in enumerate(parts[0][0]):
         buffers = []
         for side, example in enumerate(pair):
@@ -150,5 +153,5 @@ def place(
                 tensor = layers[layer][side]
                 buffer[target, :, end - tensor.shape[2] : end] = tensor[source]
             buffers.append(buffer)
-        placed.append((buffers[0], buffers[1]))
-    return placed
+        aligned.append((buffers[0], buffers[1]))
+    return aligned

@@ -149,7 +149,8 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
     ``device: auto`` selects CUDA if available. ``dtype: auto`` selects float32 on a CPU, and the
     saved dtype elsewhere. ``name`` is the model's name for errors.
     """
-    place, base = pick_device(settings.device), adapter_base(path)
+    place = pick_device(settings.device)
+    base = adapter_base(path)
     dtype = "float32" if settings.dtype == "auto" and place == "cpu" else settings.dtype
     network = load_weights(base or path, dtype)
     if base is not None:

@@ -134,7 +134,9 @@ def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> 
         right-padded. With ``packed`` (the model must be prepared with `share_prompts`), a sequence
         is the last prompt token and the completion, and the attention mask is a `Layout`.
     """
-    ids, attended, in_completion = [], [], []
+    ids = []
+    attended = []
+    in_completion = []
     for prompt, completion in sequences:
         head = prompt[-1:] if packed else prompt
         row = torch.tensor([*head, *completion])

@@ -84,14 +84,14 @@ class LocalPolicy(SharedInstance):
     ) -> None:
         import torch
 
-        self.settings = settings.model_copy(
-            update={"device": "auto"}
-        )  # saved settings may be loaded elsewhere
-        self.name, self.digest, self.model = name, digest, model
+        # saved settings may be loaded elsewhere
+        self.settings = settings.model_copy(update={"device": "auto"})
+        self.name = name
+        self.digest = digest
+        self.model = model
         self.device = str(next(model.network.parameters()).device)
-        self.max_batch_tokens = (
-            16_384 if self.device == "cpu" else 131_072
-        )  # counts prompts, completions and padding
+        # counts prompts, completions and padding
+        self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072
         start = None if threads is None else partial(torch.set_num_threads, threads)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {name}", start=start
@@ -170,7 +170,8 @@ class LocalPolicy(SharedInstance):
             width = max(width, len(job.token_ids) + job.max_tokens)
             if not batches or rows * width > self.max_batch_tokens:
                 batches.append([])
-                rows, width = job.n_rows, len(job.token_ids) + job.max_tokens
+                rows = job.n_rows
+                width = len(job.token_ids) + job.max_tokens
             batches[-1].append(index)
         return batches
 

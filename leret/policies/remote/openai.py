@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,9 +33,8 @@ from leret.policies.tool_calls import split_tools, write_calls
 if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
 
-_LONGEST_TOKEN = (
-    128  # maximum characters per token (a run of spaces); a longer text is not a completion
-)
+# maximum characters per token (a run of spaces); a longer text is not a completion
+_LONGEST_TOKEN = 128
 _SEED_BITS = 2**31 - 1  # bits of a 63-bit seed that are sent: some servers reject larger numbers
 LIST_S = 3.0  # timeout for the list of models
 _STOPPED = re.compile(
@@ -87,9 +87,8 @@ class OpenAIPolicy(SharedInstance):
             True: settings.merged_body(tokens.request_keys()),
         }
         self._refusals = refusals_of(tuple(settings.urls), settings.model)
-        self._shapes: set[tuple[Any, ...]] = (
-            set()
-        )  # of requests that the server accepts as they are
+        # of requests that the server accepts as they are
+        self._shapes: set[tuple[Any, ...]] = set()
         self._takes_n = True
 
     async def complete(self, request: Request) -> list[Completion]:
@@ -278,6 +277,7 @@ def completions_of(
         choices = _by_index(choices)
         lengths = [len(_text(choice["message"]) or "") for choice in choices]
         counts = shared(lengths, n_written)
+    limit = math.inf if max_tokens is None else max_tokens
     completions = []
     for choice, count in zip(choices, counts, strict=True):
         message = choice["message"]
@@ -287,17 +287,20 @@ def completions_of(
             text = _text(message)
         if not text or choice.get("error") or reason not in {"stop", "length"}:
             _check_choice(choice, text, reason, answer)
-        if max_tokens is not None and len(text) > _LONGEST_TOKEN * max_tokens:
+        if len(text) > _LONGEST_TOKEN * limit:
             raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
         ids = logprobs = None
         if choice.get("logprobs") or choice.get("token_ids"):
             ids, logprobs = _tokens(choice)
-        tokens = logprobs if ids is None else ids
-        n_tokens = count if tokens is None else len(tokens)
-        if tokens is not None and max_tokens is not None and n_tokens > max_tokens:
-            raise ValueError(f"{n_tokens} tokens exceed max_tokens={max_tokens}")
-        is_full = not reason and max_tokens is not None and n_tokens >= max_tokens
-        finish = "stop" if _STOPPED.fullmatch(reason) and not is_full else "length"
+        n_tokens = count
+        tokens = ids or logprobs
+        if tokens:
+            n_tokens = len(tokens)
+            if n_tokens > limit:
+                raise ValueError(f"{n_tokens} tokens exceed max_tokens={max_tokens}")
+        # Without a reason, a completion of full length was probably cut.
+        is_cut = not _STOPPED.fullmatch(reason) if reason else n_tokens >= limit
+        finish = "length" if is_cut else "stop"
         if any(mark in text for mark in stop):
             finish = "stop"
             if not text.endswith(tuple(stop)):
@@ -339,7 +342,8 @@ def _part(part: Any) -> str:
     """Return the text of a part of a message; reasoning has none."""
     if isinstance(part, str):
         return part
-    kind, text = str(part.get("type")), part.get("text")
+    kind = str(part.get("type"))
+    text = part.get("text")
     if "thinking" in kind or "reasoning" in kind:
         return ""
     if not isinstance(text, str):
@@ -349,7 +353,8 @@ def _part(part: Any) -> str:
 
 def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, answer: Answer) -> None:
     """Raise an error if a choice is not a complete completion."""
-    message, error = choice["message"], choice.get("error")
+    message = choice["message"]
+    error = choice.get("error")
     refusal = message.get("refusal")
     if _FILTERED.search(reason) or (refusal and not text):
         cause = (
@@ -384,12 +389,15 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[fl
     logprobs = table.get("token_logprobs")
     if logprobs is None and table.get("content") is not None:
         logprobs = [token["logprob"] for token in table["content"]]
+    # not any(... > ...): comparisons with NaN are False
     if logprobs and not all(float(logprob) <= _ROUNDING for logprob in logprobs):
         raise ValueError("a log-probability is above 0 or not a number")
-    if ids and not all(abs(int(token)) <= _LARGEST_ID for token in ids):
+    if ids and any(abs(int(token)) > _LARGEST_ID for token in ids):
         raise ValueError("a token id does not fit 32 bits")
-    token_ids = tuple(map(int, ids)) if ids else None
-    return token_ids, tuple(map(float, logprobs)) if logprobs else None
+    return (
+        tuple(map(int, ids)) if ids else None,
+        tuple(map(float, logprobs)) if logprobs else None,
+    )
 
 
 def shared(lengths: Sequence[int], total: int) -> list[int]:

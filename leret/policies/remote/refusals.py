@@ -42,12 +42,8 @@ _WITHOUT = {
 """Optional keys in the order of trials, each with the consequence of leaving it out."""
 
 _NEW_LIMIT = "max_completion_tokens"  # OpenAI's new name of max_tokens
-_SAMPLING = {
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-}  # the user must fix a wrong value of these
+# the user must fix a wrong value of these
+_SAMPLING = {"max_tokens", "max_completion_tokens", "temperature", "top_p"}
 _STATUSES = {400, 422, 500, 501}
 
 TOO_LONG = re.compile(
@@ -120,7 +116,8 @@ class Refusals:
 
         Then add those that the server accepts.
         """
-        error, refused = refusal, list(self.names)
+        error = refusal
+        refused = list(self.names)
         while True:
             name = self._suspect(error, _without(body, refused))
             if name is None:

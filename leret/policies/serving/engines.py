@@ -26,12 +26,10 @@ class ServerKind:
     install: str  # instructions for the user
     key_variable: str  # variable from which the server reads its API key
     arguments: Callable[[ServedModel, Listening, bool], list[str]]  # of (model, address, has GPU)
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # defaults; the user's variables take precedence
-    cpu_environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # further defaults without a GPU
+    # defaults; the user's variables take precedence
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # further defaults without a GPU
+    cpu_environment: Mapping[str, str] = field(default_factory=dict)
     takes_adapters: bool = True
 
     @property

@@ -113,7 +113,7 @@ def plan(
 
 @contextmanager
 def run_server(
-    plan: ServerPlan,
+    server_plan: ServerPlan,
     *,
     timeout_s: float = 600.0,
     grace_s: float = 15.0,
@@ -126,20 +126,21 @@ def run_server(
     ``timeout_s`` limits the time to the first completion. The server is killed ``grace_s`` after
     SIGTERM. The default log is a temporary file.
     """
-    key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
-    environment = {**os.environ, **plan.environment}
+    key = ApiKey.from_env(server_plan.api_key_env, "--api-key-env")
+    kind = server_plan.kind
+    environment = {**os.environ, **server_plan.environment}
     secret = key.reveal()
     if secret is not None:
-        environment[plan.kind.key_variable] = secret
-    with _bound(plan.at.host, plan.at.port):
-        pass  # raise if the port is in use: another server would answer our requests
+        environment[kind.key_variable] = secret
+    # Raise if the port is in use: another server would answer our requests.
+    _bound(server_plan.at.host, server_plan.at.port).close()
     began = time.monotonic()
-    log = log or _new_log(plan.served.name)
-    advice = f"install it: {plan.kind.install}; or set --executable or {plan.kind.variable}"
-    server = ServerProcess(plan.command, environment, log, key, advice)
+    log = log or _new_log(server_plan.served.name)
+    advice = f"install it: {kind.install}; or set --executable or {kind.variable}"
+    server = ServerProcess(server_plan.command, environment, log, key, advice)
     try:
         tell(f"log: {server.log}")
-        wait_until_ready(server, plan.settings, timeout_s=timeout_s, tell=tell)
+        wait_until_ready(server, server_plan.settings, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:
@@ -160,12 +161,12 @@ class BackgroundServer:
         self, policy: str, engine: str, timeout_s: float = 600.0, **arguments: Any
     ) -> None:
         at = Listening(_HOST, free_port(_HOST))
-        planned = plan(resolve_policy(policy), engine, at, **arguments)
-        self.settings = planned.settings
+        server_plan = plan(resolve_policy(policy), engine, at, **arguments)
+        self.settings = server_plan.settings
         self._ready: Future[None] = Future()
         self._end = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(planned, timeout_s), name="leret-server", daemon=True
+            target=self._run, args=(server_plan, timeout_s), name="leret-server", daemon=True
         )
         self._thread.start()
         try:
@@ -178,9 +179,9 @@ class BackgroundServer:
         self._end.set()
         self._thread.join()
 
-    def _run(self, plan: ServerPlan, timeout_s: float) -> None:
+    def _run(self, server_plan: ServerPlan, timeout_s: float) -> None:
         try:
-            with run_server(plan, timeout_s=timeout_s):
+            with run_server(server_plan, timeout_s=timeout_s):
                 self._ready.set_result(None)
                 self._end.wait()
         except BaseException as error:

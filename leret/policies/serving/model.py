@@ -91,7 +91,8 @@ def write_merged(adapter: Path, out: Path) -> float:
     import torch
     from peft import PeftModel
 
-    base, tokenizer = adapter_base(adapter), load_tokenizer(adapter)
+    base = adapter_base(adapter)
+    tokenizer = load_tokenizer(adapter)
     if base is None:
         raise PolicyError(f"{adapter} is not an adapter but a full model; serve it without merging")
     ids = tokenizer(_PROBE, add_special_tokens=False, return_tensors="pt")["input_ids"]

@@ -24,7 +24,8 @@ from leret.policies.remote.openai import OpenAIPolicy
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
-_REPORT_S, _DYING_S = 15.0, 2.0
+_REPORT_S = 15.0
+_DYING_S = 2.0
 _LOADING = {"connection", "overloaded"}  # kinds of error of a server that is not ready yet
 
 
@@ -48,7 +49,8 @@ class ServerProcess:
 
         ``advice`` says in that error what to do about the program.
         """
-        self.log, self.key = log, key
+        self.log = log
+        self.key = key
         # Look it up before the fork: few calls are safe between fork and exec.
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
         try:
@@ -100,7 +102,8 @@ class ServerProcess:
 
         Return False if it had to be killed.
         """
-        group, deadline = self._process.pid, time.monotonic() + grace_s
+        group = self._process.pid
+        deadline = time.monotonic() + grace_s
         _signal(group, signal.SIGTERM)
         try:
             while time.monotonic() < deadline and (self._process.poll() is None or _alive(group)):
@@ -113,9 +116,8 @@ class ServerProcess:
 
 
 def _signal(group: int, which: signal.Signals) -> None:
-    with suppress(
-        ProcessLookupError, PermissionError
-    ):  # macOS raises PermissionError if only zombies are left
+    # macOS raises PermissionError if only zombies are left
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, which)
 
 

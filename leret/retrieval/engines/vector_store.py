@@ -32,9 +32,8 @@ Parts = Iterable[NDArray[np.float32]]
 class VectorStore(Protocol):
     """A store in an index directory."""
 
-    name: ClassVar[
-        str
-    ]  # file or folder in the directory, which exists only when the store is complete
+    # file or folder in the directory, which exists only when the store is complete
+    name: ClassVar[str]
     package: ClassVar[str]
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None: ...
@@ -55,7 +54,8 @@ class VectorStore(Protocol):
 class FaissStore(VectorStore):
     """Memory-mapped faiss index."""
 
-    name, package = _FAISS, "faiss-cpu"
+    name = _FAISS
+    package = "faiss-cpu"
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:

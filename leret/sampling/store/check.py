@@ -91,14 +91,14 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
     try:
         environment = Environment.open(run)
         name = environment.recipe.sampling.reward
-        if not (
-            isinstance(name, str) and hasattr(ranking, name.partition("@")[0])
-        ):  # never runs a run's own code
+        # never runs a run's own code
+        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):
             report.notes.append(
                 "rewards were not checked: sampling.reward needs more than a ranking"
             )
             return
-        value, tasks = scoring(name), {task.id: task for task in environment.tasks(check=False)}
+        value = scoring(name)
+        tasks = {task.id: task for task in environment.tasks(check=False)}
     except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards were not checked: {error}")
         return

@@ -64,7 +64,8 @@ class GroupMethod:
     """Losses on groups of picks (`leret.training.picks.picking.Method`)."""
 
     def __init__(self, recipe: PickRecipe, temperature: float) -> None:
-        self.recipe, self.temperature = recipe, temperature
+        self.recipe = recipe
+        self.temperature = temperature
         self.reference: Picker | None = None
 
     def begin(self, picker: Picker) -> None:
@@ -121,7 +122,8 @@ class GroupMethod:
         from leret.training.picks.picking import values_of
         from leret.training.rounds.losses import clipped_loss, entropy
 
-        recipe, states = self.recipe, batch.states
+        recipe = self.recipe
+        states = batch.states
         log_ratio = self._logps(q, batch) - batch.old_logps
         shares = 1 / torch.bincount(states)[states]
         clipped, _ = clipped_loss(log_ratio, batch.targets, recipe.epsilon)

@@ -82,7 +82,8 @@ class ValueMethod:
     """
 
     def __init__(self, recipe: PQNRecipe, temperature: float) -> None:
-        self.recipe, self.temperature = recipe, temperature
+        self.recipe = recipe
+        self.temperature = temperature
         self.reference: Picker | None = None
 
     def begin(self, picker: Picker) -> None:

@@ -113,7 +113,8 @@ class RoundLoop(StepLoop):
 
     def _sample(self, number: int) -> Sampled:
         assert self.sampler is not None
-        sampler, actors = self.sampler, self.learner.actors
+        sampler = self.sampler
+        actors = self.learner.actors
         for actor in actors:
             actor.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
         sampler.policies = {}

@@ -58,7 +58,8 @@ def advantages(
     from leret.training.rounds.losses import KL
 
     assert batch.values is not None
-    mask, rewards = batch.mask, torch.zeros_like(batch.mask)
+    mask = batch.mask
+    rewards = torch.zeros_like(batch.mask)
     if batch.reference is not None and batch.old_logps is not None:
         rewards = -beta * KL[recipe.kl_estimator](batch.old_logps, batch.reference) * mask
     last = mask.sum(1).long() - 1

@@ -212,9 +212,8 @@ class Forward:
     logits: Tensor  # (n, width, n_vocabulary) at the sampling temperature
     logps: Tensor
     values: Tensor | None  # at the state before each token; None without a value head
-    raw_logps: Tensor | None = (
-        None  # at temperature 1, without gradient; None if the batch has no sampler_logps
-    )
+    # at temperature 1, without gradient; None if the batch has no sampler_logps
+    raw_logps: Tensor | None = None
     teacher: Forward | None = None  # without gradient; None without a teacher in this process
 
 
@@ -349,7 +348,8 @@ class Update:
     ) -> tuple[Tensor, Tensor | None]:
         """Return each token's log-probability, and the value before it (None without a value head)."""
         self.model.eval()
-        logps, values = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
+        logps = torch.zeros_like(batch.mask)
+        values = torch.zeros_like(batch.mask)
         for index in self._micro_batches(batch):
             rows = batch.rows(index)
             now = self._forward(self.model, rows, reference)

@@ -134,7 +134,8 @@ class WriterLearner:
 
     def _batch(self, sampled: Sampled) -> RolloutBatch:
         """Return a round's completions, with log-probabilities and values where they are needed."""
-        recipe, objective = self.recipe, self.objective
+        recipe = self.recipe
+        objective = self.objective
         groups = sampled.groups.to(self.update.device)
         batch = RolloutBatch.of(sampled.sequences, groups, sampled.logps)
         if sampled.teacher_prompts:

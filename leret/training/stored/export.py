@@ -53,7 +53,8 @@ class _Prompts:
     """Prompts of samples as token ids, checked against the sampler's token counts."""
 
     def __init__(self, run: Run, tokenizer: Path | None) -> None:
-        self._run, self._tokenizer = run, tokenizer
+        self._run = run
+        self._tokenizer = tokenizer
         self.settings = cache(lambda predictor: sampled_settings(run, [predictor]))
         self._encoder = cache(self._load_encoder)
         self._bank = cache(lambda name: Prompt.load(run.prompts / f"{name}.json"))

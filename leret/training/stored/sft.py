@@ -57,7 +57,9 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
         case "answer" | "document":
             return _references(recipe, samples)
         case choice:
-            spread, limit, seed = recipe.require_spread, recipe.max_targets, recipe.seed
+            spread = recipe.require_spread
+            limit = recipe.max_targets
+            seed = recipe.seed
     targets = []
     for group in samples.groups():
         chosen = state_targets(group, choice, spread, limit, seed)

@@ -144,9 +144,11 @@ def check_logps(trainer: Any, dtype: str) -> float | None:
     model = trainer.model
     row = min(trainer.train_dataset, key=lambda row: len(row["prompt_tokens"]))
     if "ref_chosen_logps" in row:
-        completion, computed = row["chosen_tokens"], row["ref_chosen_logps"]
+        completion = row["chosen_tokens"]
+        computed = row["ref_chosen_logps"]
     elif "ref_logps" in row:
-        completion, computed = row["completion_tokens"], row["ref_logps"]
+        completion = row["completion_tokens"]
+        computed = row["ref_logps"]
     else:
         return None
     with torch.no_grad(), evaluation_mode(model):
@@ -227,7 +229,8 @@ class TRLEngine:
 
 def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:
     """Return arguments for `transformers.TrainingArguments`, without trackers."""
-    cpu, keys = inputs.device == "cpu", type(recipe).model_fields
+    cpu = inputs.device == "cpu"
+    keys = type(recipe).model_fields
     same = (
         "num_train_epochs learning_rate lr_scheduler_type optim weight_decay "
         "per_device_train_batch_size gradient_accumulation_steps max_grad_norm seed save_steps "
