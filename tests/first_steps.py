@@ -12,7 +12,6 @@ from leret.datasets.world.generate import generate
 from tests.datasets.writing import json_lines
 from tests.sampling.fakes import ROOT
 
-
 testing._get_command = cache(testing._get_command)  # Typer makes all commands again for each call
 
 

@@ -167,18 +167,17 @@ class OpenAIPolicy(SharedInstance):
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
-        messages, tools = split_tools(request.messages)
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": messages,
+            "messages": request.messages,
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
             "seed": seed & _SEED_BITS,
             **self._extensions[request.logprobs],
         }
-        if tools:
-            body["tools"] = tools
+        if "tools" in request.messages[0]:
+            body["messages"], body["tools"] = split_tools(request.messages)
         if request.token_ids:
             body |= self.settings.id_keys
         if n > 1:
