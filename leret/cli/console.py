@@ -310,12 +310,20 @@ def draw(shown: Any, least: int = 0) -> None:
 
 
 def next_command(stage: str, recipe: str, run: Path) -> None:
-    """Name the command of ``stage`` that follows a finished stage: from the recipe's header, or the shipped recipe."""
+    """Name the command of ``stage`` that follows a finished stage.
+
+    It comes from the evaluation recipe that `leret init` wrote for the run, the recipe's header, or
+    the shipped recipes.
+    """
     from leret.config.load import find_recipe
 
+    at_run = f"--run {shlex.quote(str(run))}"
+    for own in (Path(run.name, "eval.yaml"), Path("eval.yaml")):
+        if stage == "eval" and own.is_file() and at_run in own.read_text(encoding="utf-8"):
+            return say(f"next:\n  leret eval {shlex.quote(str(own))} {at_run}")
     file = find_recipe(recipe, "sampling", "training")
     text = file.read_text(encoding="utf-8")
-    listed = re.search(rf"^#\s+(leret {stage} .+) --run \S+(.*)$", text, re.MULTILINE)
+    listed = re.search(rf"^#\s+(leret {stage} .+) --run (?:'[^']*'|\S+)(.*)$", text, re.MULTILINE)
     if listed:
         command, options = listed.groups()
     elif re.search(r"^(train|eval):", text, re.MULTILINE):  # a whole run goes on where it stopped
@@ -327,7 +335,7 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
         name = file.stem if shipped.is_file() else "RECIPE"
         command = f"leret {stage} {name}"
         options = ""
-    say(f"next:\n  {command} --run {shlex.quote(str(run))}{options}")
+    return say(f"next:\n  {command} {at_run}{options}")
 
 
 def _hidden(name: str, value: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Mapping
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +22,9 @@ from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
+    from leret.core.types import Task
     from leret.datasets.describe import DataReport
+    from leret.rollouts.environment import Environment
     from leret.sampling.trial import FormatTrial
 
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
@@ -37,6 +41,7 @@ _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. De
 # limits for the BM25 search of `leret init` (about 30 seconds)
 _RAW_QUESTIONS = 1_000
 _RAW_DOCUMENTS = 200_000
+_RAW_PATHS = 10  # questions on which the program runs
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),
@@ -83,6 +88,9 @@ def init(
         str | None,
         typer.Option(metavar="FILE.py:NAME", help="Your dspy.Module. Default: a program of leret."),
     ] = None,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Leave out invalid records of the data.")
+    ] = False,
     out: Annotated[
         Path, console.output_directory("Directory for sample.yaml and eval.yaml.")
     ] = Path(),
@@ -92,7 +100,7 @@ def init(
     ] = True,
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
-    data = _starter_data(questions, corpus, fields or [])
+    data = _starter_data(questions, corpus, fields or [], skip_invalid)
     sampling, evaluation = _write_starter(data, out, policy, model, weights, program, trial)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
@@ -108,7 +116,9 @@ def init(
         console.say(f"Training: {' '.join(training.replace('#', ' ').split())}")
 
 
-def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[str, Any]:
+def _starter_data(
+    questions: str, corpus: str | None, flags: list[str], skip_invalid: bool
+) -> dict[str, Any]:
     """Return the `data` section, with guessed fields; ``flags`` (NAME=COLUMN) override guesses."""
     from leret.config.data import FieldSettings
     from leret.config.load import flag_recipe
@@ -119,18 +129,24 @@ def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[
         "kind": detect_kind(questions),
         "questions": questions,
         "corpus": corpus,
+        "skip_invalid": skip_invalid,
     }
     _recipe(data)  # checks the paths
-    settings = flag_recipe({"data": data}, {}, [f"data.fields.{flag}" for flag in flags]).data
+    columns = {}
+    places = {}
+    for flag in flags:
+        name, _, column = flag.partition("=")
+        columns[name] = column or None
+        places[f"data.fields.{name}"] = "--field"
+    settings = flag_recipe({"data": {**data, "fields": columns or None}}, places).data
     fields = settings.model_dump(exclude_defaults=True).get("fields") or {}
     if data["kind"] == "jsonl":
-        removed = dict.fromkeys(flag.partition("=")[0] for flag in flags)
-        guesses = guess_fields(questions, corpus, removed | fields)
+        guesses = guess_fields(questions, corpus, dict.fromkeys(columns) | fields)
         guesses = {name: column for name, column in guesses.items() if name not in fields}
         fields = FieldSettings(**fields, **guesses).model_dump(exclude_defaults=True)
         if fields:
-            columns = [f"{name}: {column}" for name, column in fields.items()]
-            console.say(f"columns: {', '.join(columns)}")
+            shown_fields = [f"{name}: {column}" for name, column in fields.items()]
+            console.say(f"columns: {', '.join(shown_fields)}")
         if guesses:
             advice = "check them (--field NAME=COLUMN, or NAME= for none)"
             console.say(f"guessed from their names; {advice}: {', '.join(guesses)}")
@@ -159,7 +175,12 @@ def _write_starter(
     has_lm = values["road"] in ("local", "served", "small")
     has_words = has_lm and values["lm"]["model"] not in bundled.SCOPES
     if trial and has_words and values["report"].n_documents <= _RAW_DOCUMENTS:
-        values["best"] = _best_format(paths[0])
+        try:
+            values["best"] = _best_format(paths[0])
+        except KeyboardInterrupt:  # the same command starts again
+            for path in paths:
+                path.unlink()
+            raise
         write_atomically(paths[0], rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
     return paths
 
@@ -175,11 +196,13 @@ def _starter_values(
     from leret.datasets.describe import inspect
 
     values = _policy_values(data, policy, model, weights)
+    if program is not None and values["road"] == "english":
+        raise ConfigError(f"--policy {policy} {bundled.SCOPES[ENGLISH]}; choose another policy")
     if program is not None and values["road"] not in ("local", "served", "small", "pretrained"):
         raise ConfigError(
             "--program needs a language model; add --policy MODEL, or --policy URL --model NAME"
         )
-    exclude_seen = program is None or _has_search(data, values["lm"], program)
+    ks = [3] if program is None else _search_ks(data, values["lm"], program)
     report = inspect(_recipe({**data, "merge_questions": True}).data)
     held_out = _held_out(report, data["questions"])
     most = max(report.gold, key=lambda n: (n > 0, report.gold[n]))
@@ -194,7 +217,8 @@ def _starter_values(
     return {
         **values,
         "program": program,
-        "exclude_seen": exclude_seen,
+        "k": max(ks, default=3),
+        "exclude_seen": bool(ks),
         "data": data,
         "report": report,
         "held_out": held_out,
@@ -214,16 +238,18 @@ def _missing_packages(road: str) -> list[str]:
     return [name for module, name in packages.items() if find_spec(module) is None]
 
 
-def _has_search(data: Mapping[str, Any], lm: Mapping[str, Any], program: str) -> bool:
-    """Load a program, given as FILE.py:Name. Return True if it has a `leret.Search`."""
+def _search_ks(data: Mapping[str, Any], lm: Mapping[str, Any], program: str) -> list[int]:
+    """Load a program, given as FILE.py:Name. Return the number of passages of each `leret.Search`."""
     from leret.config.load import flag_recipe
     from leret.programs.load import load_program
     from leret.programs.search import Search
 
-    sections = {"data": {**data}, "policy": {**lm}, "program": {"path": program}}
+    programs = {"path": program, "adapter": {"kind": "compact"}}  # which every policy reads
+    sections = {"data": {**data}, "policy": {**lm}, "program": programs}
     recipe = flag_recipe(sections, {"program.path": "--program"})
     path, _, name = recipe.program.path.rpartition(":")
-    return any(True for _ in load_program(Path(path), name, {}).named_sub_modules(type_=Search))
+    loaded = load_program(Path(path), name, {})
+    return [search.k for _, search in loaded.named_sub_modules(type_=Search)]
 
 
 def _best_format(recipe: Path) -> FormatTrial | None:
@@ -294,13 +320,15 @@ def _recipe(
 
 
 def raw_question(path: Path) -> str | None:
-    """Describe BM25's recall with each question as one query, for as many passages as the recipe's program returns.
+    """Describe BM25's recall with each question as one query.
 
+    It counts as many passages as the program finds if the question answers each of its steps.
     Return None if no question has gold documents.
     """
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25
+    from leret.rollouts.environment import Environment
 
     recipe = console.sampling_recipe(path, optional=("policy.model",))
     data = load(recipe.data.model_copy(update={"split": "all", "limit": _RAW_QUESTIONS}))
@@ -312,20 +340,38 @@ def raw_question(path: Path) -> str | None:
             f"raw question: not measured on {len(data.corpus):,} documents (too slow); run `leret index build {path} "
             f"--out DIR` and `leret search DIR --questions FILE`"
         )
-    arguments = recipe.program.arguments
-    n = recipe.retriever.k
-    if "hops" in arguments:
-        n *= arguments["hops"]
-    else:
-        n += arguments.get("picks", arguments.get("additions", 0))
-    n = arguments.get("budget", n)  # passages of the search that a picker keeps
+    environment = Environment(recipe, Path())
+    environment.corpus = data.corpus
+    environment.engine = BM25.build(data.corpus)
+    n = _n_passages(environment, tasks[:_RAW_PATHS])
     with shown() as progress:
-        report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)
+        report = evaluate_retriever(environment.engine, tasks, [f"R@{n}"], progress=progress)
     [recall] = report.measures.values()
     [(low, high)] = report.intervals.values()
     comment = next(comment for least, comment in _STRENGTHS if recall >= least)
     figure = f"recall {recall:.3f} [{low:.3f}, {high:.3f}]"
     return f"raw question: {figure} with {n} passages of BM25, {len(tasks):,} questions\n{comment}"
+
+
+def _n_passages(environment: Environment, tasks: list[Task]) -> int:
+    """Return the most passages that a program finds if the question answers each of its steps."""
+    from leret.evaluation.baselines import ScriptedPolicy
+    from leret.evaluation.baselines import raw_question as script
+    from leret.retrieval.batching import SearchBatcher
+    from leret.rollouts.walk import RolloutRunner
+
+    with closing(SearchBatcher(environment.retriever)) as searches:
+        actor = ScriptedPolicy(environment.formatter, script)
+        runner = RolloutRunner(environment.runner(searches), actor)
+        rollouts = asyncio.run(runner.run(tasks))
+    n = max(len(rollout.ranking) for rollout in rollouts)
+    if n == 0:
+        console.complain(
+            "the program searched for none of the first questions, so one search is measured; "
+            "leret sees leret.Search, dspy.Retrieve and leret.search_tool",
+            "note: ",
+        )
+    return n or environment.recipe.retriever.k
 
 
 def _is_small(model: str, limit: int) -> bool:

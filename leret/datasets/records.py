@@ -121,7 +121,9 @@ class Problems:
             lines.append(_FIELDS)
         faults = "\n  ".join(lines)
         noun = "record" if n == 1 else "records"
-        advice = ", or skip them with --set data.skip_invalid=true" if any_good else ""
+        advice = (
+            ", or skip them: data.skip_invalid=true, or init --skip-invalid" if any_good else ""
+        )
         raise DataError(f"{source}: {n} bad {noun}\n  {faults}\nfix them{advice}")
 
 

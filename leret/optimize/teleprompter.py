@@ -7,26 +7,24 @@ program by the user's metric.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import dspy
 import numpy as np
 from dspy.teleprompt import Teleprompter
 from dspy.teleprompt.bootstrap_finetune import FinetuneTeleprompter
 
-from leret.config.training import WritingRecipe
 from leret.core.bundled import SCOPES
 from leret.core.dspy_internals import one_truncation_warning
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.optimize.inputs import RewardFunction, server_of
-from leret.optimize.job import ALGORITHM_NAMES, ONLINE, CompileJob, Credit, open_job
+from leret.optimize.job import ALGORITHM_NAMES, CompileJob, Credit, open_job
 from leret.optimize.sampler import StudentSamples, sample_student
 from leret.optimize.student import score
-from leret.optimize.trainer import Examples, recipe_for, stored_examples, train
+from leret.optimize.trainer import Examples, stored_examples, train
 from leret.policies.local.chat_template import dated
 from leret.programs.saved import with_save
 
@@ -175,7 +173,6 @@ class LeReT(FinetuneTeleprompter, Teleprompter):
 def _candidates(job: CompileJob) -> tuple[list[Candidate], StudentSamples]:
     """Sample and train; return the student and the program of each algorithm, and the samples."""
     candidates = [_candidate(job, "student", job.program)]
-    _log_estimate(job)
     samples = StudentSamples()
     examples: Mapping[str, Examples] = {}
     if job.stored:
@@ -218,24 +215,6 @@ def _candidate(job: CompileJob, stage: str, program: dspy.Module) -> Candidate:
         text = f"{mean:g} on valset ({len(job.valset)} examples)"
         job.log(stage, text, score=mean, lm_calls=job.budget.spent - before)
     return {"score": mean, "program": program, "stage": stage, "subscores": subscores}
-
-
-def _log_estimate(job: CompileJob) -> None:
-    """Log the estimated number of LM calls, from the mean number in a run of the student."""
-    settings = job.settings
-    n = len(job.examples)
-    calls = float(len(job.program.predictors()))
-    if job.valset:
-        calls = job.budget.spent / len(job.valset)
-    total = calls * len(job.valset) * len(settings.algorithms)
-    if job.stored:
-        total += calls * n * settings.samples * settings.prompts
-    for algorithm, lm in product(settings.algorithms, dict.fromkeys(job.trained.values())):
-        if algorithm in ONLINE:
-            recipe = cast(WritingRecipe, recipe_for(job, algorithm, lm))
-            n_questions = recipe.n_rounds(n) * recipe.questions_per_round
-            total += n_questions * recipe.num_generations * calls
-    job.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
 
 def _conclusion(student: Candidate, best: Candidate) -> str:

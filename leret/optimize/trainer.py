@@ -75,10 +75,15 @@ def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
         )
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     mean = sum(rewards) / max(1, len(rewards))
+    advice = "raise samples or the LM's temperature, or use a finer reward"
+    if not any(rewards):
+        advice = (
+            "check that the gold ids are those of the retriever, and that leret sees the searches"
+        )
     return TrainingError(
         f"no training examples: the completions have equal rewards at each of {len(groups)} "
         f"sampled states ({len(samples)} completions, {len(unparsed)} unparsed, mean reward "
-        f"{mean:.3f}); raise samples or the LM's temperature, or use a finer reward"
+        f"{mean:.3f}); {advice}"
     )
 
 

@@ -153,8 +153,8 @@ def _credit_notes(plan: SamplingPlan, runner: ProgramRunner) -> Iterator[str]:
         setting = plan.role(runner.formatter.need(name, {}))
         if setting.sampled and not role.sampled:
             yield (
-                f"{name} is not sampled: no search follows it, and there is no final reward; to sample it, set "
-                "sampling.credit: final"
+                f"{name} is not sampled: no search follows it before the next LM call, and there is "
+                "no final reward; to sample it, set sampling.credit: final"
             )
         elif role.credit == "both" != setting.credit:
             yield (

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import random
 import shutil
@@ -41,6 +42,8 @@ from leret.training.watch import PEAK, RATE
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
 
+_LOG = logging.getLogger("leret")
+
 _DISK = (
     "No space left",
     "PytorchStreamWriter",
@@ -63,24 +66,24 @@ def training_process(threads: int | None) -> Iterator[None]:
     import torch
     import transformers
 
-    logging = transformers.logging
+    library = transformers.logging
     bars = os.environ.get("TQDM_DISABLE")
     with ExitStack() as before, warnings.catch_warnings(), _disk_errors():
         # Trainers reseed this generator, but other code draws ids from it.
         before.callback(random.setstate, random.getstate())
         before.callback(torch.set_num_threads, torch.get_num_threads())
-        before.callback(logging.set_verbosity, logging.get_verbosity())
+        before.callback(library.set_verbosity, library.get_verbosity())
         if not datasets.are_progress_bars_disabled():
             before.callback(datasets.enable_progress_bars)
-        if logging.is_progress_bar_enabled():
-            before.callback(logging.enable_progress_bar)
+        if library.is_progress_bar_enabled():
+            before.callback(library.enable_progress_bar)
         restore: Any = os.environ.pop if bars is None else os.environ.__setitem__
         before.callback(restore, "TQDM_DISABLE", bars)
         os.environ["TQDM_DISABLE"] = "1"  # hides TRL's progress bar for reference log-probabilities
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
+        library.disable_progress_bar()
+        library.set_verbosity_error()
         if threads is not None:
             torch.set_num_threads(threads)
         yield
@@ -134,6 +137,7 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+        _LOG.warning("stopping after this step; press Ctrl-C again to stop without a checkpoint")
 
 
 class CheckpointDirectory:
@@ -253,8 +257,8 @@ class TrainReport:
         notes = []
         if self.steps < 10:
             notes.append(
-                f"{self.examples} examples gave only {self.steps} optimizer steps; sample more "
-                "questions or train longer"
+                f"a short training (examples: {self.examples}, optimizer steps: {self.steps}); sample "
+                "more questions or train longer"
             )
         if self.validation_gain is not None and self.validation_gain <= 0:
             notes.append(

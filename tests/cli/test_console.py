@@ -78,3 +78,10 @@ def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path,
         "  leret eval RECIPE --run 'runs/my run'",
         "  leret run agentic-rag --run 'runs/my run'",
     ]
+    mine.write_text("#   leret train sft --run 'runs/my run' --set a='b c'\n")
+    Path("eval.yaml").write_text("# leret eval eval.yaml --run 'runs/my run'\n")
+    for stage in ("train", "eval"):
+        next_command(stage, str(mine), Path("runs/my run"))
+    assert [line for line in capsys.readouterr().out.splitlines() if line != "next:"] == [
+        "  leret train sft --run 'runs/my run' --set a='b c'", "  leret eval eval.yaml --run 'runs/my run'",
+    ]  # fmt: skip

@@ -88,7 +88,7 @@ class Mine(dspy.Module):
     def __init__(self):
         super().__init__()
         self.write = dspy.Predict("question -> query")
-        self.search = leret.Search(k=3)
+        self.search = leret.Search(k=4)
 
     def forward(self, question):
         return self.search(self.write(question=question).query)
@@ -100,6 +100,7 @@ def test_init_refuses_a_program_that_it_cannot_load_or_train(folder, policy):
     Path("mine.py").write_text(MINE, encoding="utf-8")
     for flags, says in (
         ("--program mine.py:Mine", "--program needs a language model"),
+        ("--policy leret-english-6m --program mine.py:Mine", "only writes what pipelines/expand.py:ExpandWrite asks"),
         ("--policy small --program mine.py:Yours", "no dspy.Module 'Yours'; available: Mine"),
         ("--policy small --program yours.py:Mine", "--program"),
     ):
@@ -133,7 +134,8 @@ def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypa
     assert all("#" in block for block in text.split("\n\n")), "a section without a comment"
     recipe = yaml.load(text)
     assert recipe["data"]["kind"] == data
-    assert road == "rerank" or (recipe["retriever"]["k"], recipe["retriever"]["exclude_seen"]) == (3, True)
+    k = 4 if "own program" in road else 3
+    assert road == "rerank" or (recipe["retriever"]["k"], recipe["retriever"]["exclude_seen"]) == (k, True)
     assert (recipe["program"]["path"] == "mine.py:Mine") == ("own program" in road)
 
 
@@ -193,6 +195,8 @@ def test_questions_with_answers_alone_get_a_program_that_answers(folder):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [(["--policy", "gone"], "--policy: no model directory 'gone'"),
+     (["--policy", "leret-english"], "did you mean leret-english-6m?"),
+     (["--field", "relevant=c"], "--field data.fields.relevant: unknown key"),
      (["--policy", "."], "is not a model directory"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
      (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights: no model directory 'gone'")],
@@ -213,6 +217,45 @@ def test_init_measures_the_raw_question_as_eval_does(folder):
     (row,) = json.loads(Path("r/eval/summary.json").read_text(encoding="utf-8"))["rows"]
     first = 100 * float(recall) - 99 * row["hops"][-1]["recall"]  # of the question that was sampled, two gold documents
     assert min(abs(first - one) for one in (0, 0.5, 1)) < 0.06
+
+
+TWICE = (
+    MINE.replace("return self.search", "self.search")
+    .replace(
+        "query)\n",
+        """query)
+        return self.search(self.write(question=question).query, found)
+""",
+    )
+    .replace("        self.search(self", "        found = self.search(self")
+)
+
+
+@pytest.mark.parametrize(("text", "n"), [(MINE, 4), (TWICE, 8)], ids=["one search", "two searches"])
+def test_init_takes_the_passages_of_a_program(folder, text, n):
+    Path("mine.py").write_text(text, encoding="utf-8")
+    out = succeeds("init", *FILES, "--policy", "demo", "--program", "mine.py:Mine")
+    assert f"with {n} passages of BM25" in out
+    assert yaml.load(Path("sample.yaml").read_text(encoding="utf-8"))["retriever"]["k"] == 4
+
+
+def test_an_interrupted_trial_leaves_no_recipe(folder, policy, monkeypatch):
+    def interrupt(recipe):
+        raise KeyboardInterrupt
+
+    shutil.copytree(policy, "small")
+    monkeypatch.setattr("leret.cli.demo._best_format", interrupt)
+    assert leret("init", *FILES, "--policy", "small")[0] == 130
+    assert not list(folder.glob("*.yaml"))
+    succeeds("init", *FILES, "--policy", "small", "--no-trial")
+
+
+def test_init_leaves_out_invalid_records_if_told_to(folder):
+    with Path("questions.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"id": "bad", "question": "?", "relevant_doc_ids": ["no such document"]}\n')
+    assert "init --skip-invalid" in refused("init", *FILES)
+    assert made("--skip-invalid")["data"]["skip_invalid"] is True
+    succeeds("sample", "sample.yaml", *DRY)
 
 
 ODD = ["init", "--questions", "q.csv", "--corpus", "corpus.jsonl"]

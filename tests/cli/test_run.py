@@ -29,7 +29,7 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
     assert json.loads(succeeds("store", "check", *run, "--json"))["faults"] == []
     train = ["train", "training/sft.yaml", *run, "--set", "learning_rate=1e-3", "--set", "require_spread=false"]
     assert json.loads(succeeds(*train, "--dry-run", "--json"))["examples"] > 0
-    assert re.search(r"note: \d+ examples gave only \d optimizer steps", succeeds(*train))
+    assert re.search(r"note: a short training \(examples: \d+, optimizer steps: \d\)", succeeds(*train))
     assert "nothing to do" in succeeds(*train)
     measure = ["eval", "eval/demo.yaml", *run, "--set", "limit=5", "--set", "resamples=100"]
     assert re.search(r"lm calls +20\n", succeeds(*measure, "--dry-run"))  # base and sft, 5 questions, 2 hops
