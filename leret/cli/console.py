@@ -42,6 +42,7 @@ _LABELS = {
 _FOR_MACHINES = {"notes", "new_questions", "new_samples", "total_steps", "loss_first", "loss_last"}
 """Fields that only ``--json`` prints; ``notes`` go to stderr."""
 _EXCEPTIONAL = {
+    "cut",
     "waiting",
     "no_spread",
     "unscored",

@@ -41,7 +41,6 @@ _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. De
 # limits for the BM25 search of `leret init` (about 30 seconds)
 _RAW_QUESTIONS = 1_000
 _RAW_DOCUMENTS = 200_000
-_RAW_PATHS = 10  # questions on which the program runs
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),
@@ -343,7 +342,7 @@ def raw_question(path: Path) -> str | None:
     environment = Environment(recipe, Path())
     environment.corpus = data.corpus
     environment.engine = BM25.build(data.corpus)
-    n = _n_passages(environment, tasks[:_RAW_PATHS])
+    n = _n_passages(environment, tasks[:10])
     with shown() as progress:
         report = evaluate_retriever(environment.engine, tasks, [f"R@{n}"], progress=progress)
     [recall] = report.measures.values()

@@ -124,6 +124,12 @@ def _bank(job: CompileJob, reward: str | Reward) -> list[Prompt]:
     return bank
 
 
+_UNUSED_REWARD = (
+    "the reward is not used, only the metric: leret sees no search after an LM call; leret sees "
+    "leret.Search, dspy.Retrieve and leret.search_tool"
+)
+
+
 async def _sample(job: CompileJob, prompts: Sequence[Prompt]) -> None:
     settings = job.sampling
     plan = SamplingPlan.of(
@@ -147,6 +153,9 @@ async def _sample(job: CompileJob, prompts: Sequence[Prompt]) -> None:
         runner = ProgramRunner.over(program.deepcopy(), job.adapter, search, job.rm, read)
         tasks = list(job.examples)
         plan = await with_credit(plan, runner, tasks, job.run)
+        credits = {role.credit for role in plan.roles(runner).values() if role.sampled}
+        if job.settings.reward and not job.settings.credit and credits == {"final"}:
+            job.log("sample", _UNUSED_REWARD)
         stats = await sample_tasks(
             tasks, runner, program, plan, store, settings, progress=job.progress
         )

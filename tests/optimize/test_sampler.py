@@ -1,8 +1,10 @@
+import dspy
 import pytest
 
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
 from tests.optimize.fakes import TRAIN, VAL, Answering, Words, Writer, fake_lm, leret_of, student_of
+from tests.sampling.fakes import WORDS
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -25,6 +27,17 @@ def test_a_predictor_with_another_lm_is_answered_by_it_and_stays(trainings):
 def test_a_predictor_without_search_and_metric_is_skipped_with_a_note(trainings, heard):
     leret_of(metric=None).compile(student_of(Answering), trainset=TRAIN)
     assert any("answer is not sampled" in line for line in heard())
+
+
+class Blind(Writer):
+    def forward(self, question):
+        query = self.write(question=question, context=[]).query
+        return dspy.Prediction(found=[word for word in WORDS if word in query])
+
+
+def test_a_reward_that_no_search_earns_is_noted(trainings, heard):
+    leret_of(reward="ap").compile(student_of(Blind), trainset=TRAIN)
+    assert any("the reward is not used, only the metric" in line for line in heard())
 
 
 @pytest.mark.parametrize("frozen", [False, True])
