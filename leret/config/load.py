@@ -434,9 +434,9 @@ def _with_absolute_paths(
             if is_pretrained
             else mark.advice
         )
-        near = nearest(text, mark.names)
         problems.append(
-            f"{placed.label(key)}: no {mark.noun} {text!r} here or next to the recipe{near}; {advice}"
+            f"{placed.label(key)}: no {mark.noun} {text!r} here or next to the recipe"
+            f"{nearest(text, mark.names)}; {advice}"
         )
         return text
 

@@ -137,7 +137,10 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        _LOG.warning("stopping after this step; press Ctrl-C again to stop without a checkpoint")
+        if is_main():
+            _LOG.warning(
+                "stopping after this step; press Ctrl-C again to stop without a checkpoint"
+            )
 
 
 class CheckpointDirectory:

@@ -177,7 +177,7 @@ def test_a_full_disk_is_an_os_error_whichever_library_says_it(raised, full):
     assert getattr(caught.value, "errno", None) == (errno.ENOSPC if full else None)
 
 
-def test_a_second_signal_ends_at_once_and_the_handlers_are_put_back():
+def test_a_second_signal_ends_at_once_and_the_handlers_are_put_back(caplog):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     asked = Interrupt()
     with suppress(KeyboardInterrupt), asked.handled():  # which ends so after any signal
@@ -185,4 +185,5 @@ def test_a_second_signal_ends_at_once_and_the_handlers_are_put_back():
         assert asked.requested
         with pytest.raises(KeyboardInterrupt):
             interrupt()
+    assert [message[:25] for message in caplog.messages] == ["stopping after this step;"]
     assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
