@@ -132,12 +132,12 @@ def _starter_data(
     }
     _recipe(data)  # checks the paths
     columns = {}
-    places = {}
+    flag_of = {}
     for flag in flags:
         name, _, column = flag.partition("=")
         columns[name] = column or None
-        places[f"data.fields.{name}"] = "--field"
-    settings = flag_recipe({"data": {**data, "fields": columns or None}}, places).data
+        flag_of[f"data.fields.{name}"] = "--field"
+    settings = flag_recipe({"data": {**data, "fields": columns or None}}, flag_of).data
     fields = settings.model_dump(exclude_defaults=True).get("fields") or {}
     if data["kind"] == "jsonl":
         guesses = guess_fields(questions, corpus, dict.fromkeys(columns) | fields)

@@ -122,7 +122,9 @@ class Problems:
         faults = "\n  ".join(lines)
         noun = "record" if n == 1 else "records"
         advice = (
-            ", or skip them: data.skip_invalid=true, or init --skip-invalid" if any_good else ""
+            ", or skip them with --set data.skip_invalid=true (leret init: --skip-invalid)"
+            if any_good
+            else ""
         )
         raise DataError(f"{source}: {n} bad {noun}\n  {faults}\nfix them{advice}")
 

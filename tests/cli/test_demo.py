@@ -253,7 +253,7 @@ def test_an_interrupted_trial_leaves_no_recipe(folder, policy, monkeypatch):
 def test_init_leaves_out_invalid_records_if_told_to(folder):
     with Path("questions.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"id": "bad", "question": "?", "relevant_doc_ids": ["no such document"]}\n')
-    assert "init --skip-invalid" in refused("init", *FILES)
+    assert "(leret init: --skip-invalid)" in refused("init", *FILES)
     assert made("--skip-invalid")["data"]["skip_invalid"] is True
     succeeds("sample", "sample.yaml", *DRY)
 
