@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
     from leret.core.types import Task
     from leret.datasets.describe import DataReport
-    from leret.rollouts.environment import Environment
+    from leret.retrieval.base import Retriever
     from leret.sampling.trial import FormatTrial
 
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
@@ -327,7 +327,6 @@ def raw_question(path: Path) -> str | None:
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25
-    from leret.rollouts.environment import Environment
 
     recipe = console.sampling_recipe(path, optional=("policy.model",))
     data = load(recipe.data.model_copy(update={"split": "all", "limit": _RAW_QUESTIONS}))
@@ -339,12 +338,10 @@ def raw_question(path: Path) -> str | None:
             f"raw question: not measured on {len(data.corpus):,} documents (too slow); run `leret index build {path} "
             f"--out DIR` and `leret search DIR --questions FILE`"
         )
-    environment = Environment(recipe, Path())
-    environment.corpus = data.corpus
-    environment.engine = BM25.build(data.corpus)
-    n = _n_passages(environment, tasks[:10])
+    index = BM25.build(data.corpus)
+    n = _n_passages(recipe, index, tasks[:10])
     with shown() as progress:
-        report = evaluate_retriever(environment.engine, tasks, [f"R@{n}"], progress=progress)
+        report = evaluate_retriever(index, tasks, [f"R@{n}"], progress=progress)
     [recall] = report.measures.values()
     [(low, high)] = report.intervals.values()
     comment = next(comment for least, comment in _STRENGTHS if recall >= least)
@@ -352,17 +349,20 @@ def raw_question(path: Path) -> str | None:
     return f"raw question: {figure} with {n} passages of BM25, {len(tasks):,} questions\n{comment}"
 
 
-def _n_passages(environment: Environment, tasks: list[Task]) -> int:
+def _n_passages(recipe: SamplingRecipe, retriever: Retriever, tasks: list[Task]) -> int:
     """Return the most passages that a program finds if the question answers each of its steps."""
     from leret.evaluation.baselines import ScriptedPolicy
     from leret.evaluation.baselines import raw_question as script
+    from leret.programs.runner import ProgramRunner
     from leret.retrieval.batching import SearchBatcher
+    from leret.rollouts.environment import Environment
     from leret.rollouts.walk import RolloutRunner
 
-    with closing(SearchBatcher(environment.retriever)) as searches:
-        actor = ScriptedPolicy(environment.formatter, script)
-        runner = RolloutRunner(environment.runner(searches), actor)
-        rollouts = asyncio.run(runner.run(tasks))
+    environment = Environment(recipe, Path())
+    with closing(SearchBatcher(retriever)) as searches:
+        runner = ProgramRunner.over(environment.program(), environment.adapter, searches)
+        actor = ScriptedPolicy(runner.formatter, script)
+        rollouts = asyncio.run(RolloutRunner(runner, actor).run(tasks))
     n = max(len(rollout.ranking) for rollout in rollouts)
     if n == 0:
         console.complain(
@@ -370,7 +370,7 @@ def _n_passages(environment: Environment, tasks: list[Task]) -> int:
             "leret sees leret.Search, dspy.Retrieve and leret.search_tool",
             "note: ",
         )
-    return n or environment.recipe.retriever.k
+    return n or recipe.retriever.k
 
 
 def _is_small(model: str, limit: int) -> bool:
