@@ -319,9 +319,9 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
     from leret.config.load import find_recipe
 
     at_run = f"--run {shlex.quote(str(run))}"
-    for own in (Path(run.name, "eval.yaml"), Path("eval.yaml")):
-        if stage == "eval" and own.is_file() and at_run in own.read_text(encoding="utf-8"):
-            return say(f"next:\n  leret eval {shlex.quote(str(own))} {at_run}")
+    for file in (Path(run.name, "eval.yaml"), Path("eval.yaml")):
+        if stage == "eval" and file.is_file() and at_run in file.read_text(encoding="utf-8"):
+            return say(f"next:\n  leret eval {shlex.quote(str(file))} {at_run}")
     file = find_recipe(recipe, "sampling", "training")
     text = file.read_text(encoding="utf-8")
     listed = re.search(rf"^#\s+(leret {stage} .+) --run (?:'[^']*'|\S+)(.*)$", text, re.MULTILINE)
