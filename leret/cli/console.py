@@ -320,7 +320,7 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
 
     at_run = f"--run {shlex.quote(str(run))}"
     for file in (Path(run.name, "eval.yaml"), Path("eval.yaml")):
-        if stage == "eval" and file.is_file() and at_run in file.read_text(encoding="utf-8"):
+        if stage == "eval" and file.is_file() and f"{at_run}\n" in file.read_text("utf-8"):
             return say(f"next:\n  leret eval {shlex.quote(str(file))} {at_run}")
     file = find_recipe(recipe, "sampling", "training")
     text = file.read_text(encoding="utf-8")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,21 +132,16 @@ def _starter_data(
         "skip_invalid": skip_invalid,
     }
     _recipe(data)  # checks the paths
-    columns = {}
-    flag_of = {}
-    for flag in flags:
-        name, _, column = flag.partition("=")
-        columns[name] = column or None
-        flag_of[f"data.fields.{name}"] = "--field"
-    settings = flag_recipe({"data": {**data, "fields": columns or None}}, flag_of).data
+    settings = flag_recipe({"data": data}, {}, [f"data.fields.{flag}" for flag in flags]).data
     fields = settings.model_dump(exclude_defaults=True).get("fields") or {}
     if data["kind"] == "jsonl":
-        guesses = guess_fields(questions, corpus, dict.fromkeys(columns) | fields)
+        removed = dict.fromkeys(flag.partition("=")[0] for flag in flags)
+        guesses = guess_fields(questions, corpus, removed | fields)
         guesses = {name: column for name, column in guesses.items() if name not in fields}
         fields = FieldSettings(**fields, **guesses).model_dump(exclude_defaults=True)
         if fields:
-            shown_fields = [f"{name}: {column}" for name, column in fields.items()]
-            console.say(f"columns: {', '.join(shown_fields)}")
+            columns = [f"{name}: {column}" for name, column in fields.items()]
+            console.say(f"columns: {', '.join(columns)}")
         if guesses:
             advice = "check them (--field NAME=COLUMN, or NAME= for none)"
             console.say(f"guessed from their names; {advice}: {', '.join(guesses)}")
@@ -238,17 +234,24 @@ def _missing_packages(road: str) -> list[str]:
 
 
 def _search_ks(data: Mapping[str, Any], lm: Mapping[str, Any], program: str) -> list[int]:
-    """Load a program, given as FILE.py:Name. Return the number of passages of each `leret.Search`."""
+    """Load a program, given as FILE.py:Name. Return the number of passages of each `leret.Search`.
+
+    If the constructor has a default for ``k``, it is the only number, because recipes set this ``k``.
+    """
     from leret.config.load import flag_recipe
     from leret.programs.load import load_program
     from leret.programs.search import Search
 
-    programs = {"path": program, "adapter": {"kind": "compact"}}  # which every policy reads
+    # the default adapter does not fit every policy
+    programs = {"path": program, "adapter": {"kind": "compact"}}
     sections = {"data": {**data}, "policy": {**lm}, "program": programs}
     recipe = flag_recipe(sections, {"program.path": "--program"})
     path, _, name = recipe.program.path.rpartition(":")
     loaded = load_program(Path(path), name, {})
-    return [search.k for _, search in loaded.named_sub_modules(type_=Search)]
+    ks = [search.k for _, search in loaded.named_sub_modules(type_=Search)]
+    parameter = signature(type(loaded).__init__).parameters.get("k")
+    default = getattr(parameter, "default", None)
+    return [default] if ks and isinstance(default, int) else ks
 
 
 def _best_format(recipe: Path) -> FormatTrial | None:
@@ -339,7 +342,7 @@ def raw_question(path: Path) -> str | None:
             f"--out DIR` and `leret search DIR --questions FILE`"
         )
     index = BM25.build(data.corpus)
-    n = _n_passages(recipe, index, tasks[:10])
+    n = _n_passages(recipe, index, tasks[:3])
     with shown() as progress:
         report = evaluate_retriever(index, tasks, [f"R@{n}"], progress=progress)
     [recall] = report.measures.values()
@@ -359,18 +362,19 @@ def _n_passages(recipe: SamplingRecipe, retriever: Retriever, tasks: list[Task])
     from leret.rollouts.walk import RolloutRunner
 
     environment = Environment(recipe, Path())
-    with closing(SearchBatcher(retriever)) as searches:
+    with suppress(LeretError), closing(SearchBatcher(retriever)) as searches:
         runner = ProgramRunner.over(environment.program(), environment.adapter, searches)
         actor = ScriptedPolicy(runner.formatter, script)
         rollouts = asyncio.run(RolloutRunner(runner, actor).run(tasks))
-    n = max(len(rollout.ranking) for rollout in rollouts)
-    if n == 0:
-        console.complain(
-            "the program searched for none of the first questions, so one search is measured; "
-            "leret sees leret.Search, dspy.Retrieve and leret.search_tool",
-            "note: ",
-        )
-    return n or recipe.retriever.k
+        n = max(len(rollout.ranking) for rollout in rollouts)
+        if n:
+            return n
+    console.complain(
+        "one search is measured: the program does not run with the question as each answer, or makes "
+        "no search that leret sees (leret.Search, dspy.Retrieve, leret.search_tool)",
+        "note: ",
+    )
+    return recipe.retriever.k
 
 
 def _is_small(model: str, limit: int) -> bool:

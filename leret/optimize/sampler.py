@@ -125,8 +125,8 @@ def _bank(job: CompileJob, reward: str | Reward) -> list[Prompt]:
 
 
 _UNUSED_REWARD = (
-    "the reward is not used, only the metric: leret sees no search after an LM call; leret sees "
-    "leret.Search, dspy.Retrieve and leret.search_tool"
+    "the reward is not used, only the metric: no search that leret sees (leret.Search, "
+    "dspy.Retrieve, leret.search_tool) follows an LM call"
 )
 
 

@@ -18,7 +18,6 @@ from pydantic_core import to_jsonable_python
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe, SamplingSettings
-from leret.core.bundled import SCOPES
 from leret.core.errors import PolicyError, ProgramError, RunError, reason
 from leret.core.files import cache_directory
 from leret.core.progress import Progress
@@ -146,20 +145,14 @@ def score(
     progress.finish()
     scored.monitor.raise_first(f"valset, stage {stage}")
     if must_parse:
-        _refuse_unparsed(scored.monitor, len(valset), program)
+        _refuse_unparsed(scored.monitor, len(valset))
     return float(result.score), [float(value) for *_, value in result.results]
 
 
-def _refuse_unparsed(monitor: RunMonitor, n_examples: int, program: dspy.Module) -> None:
+def _refuse_unparsed(monitor: RunMonitor, n_examples: int) -> None:
     error = monitor.unparsed
     if error is None or n_examples < MIN_UNPARSED or monitor.n_unparsed < n_examples:
         return
-    for predictor in program.predictors():
-        name = getattr(predictor.lm, "model", "").removeprefix("leret/")
-        if name in SCOPES:
-            raise PolicyError(
-                f"valset: no completion parses: {name} {SCOPES[name]}; use another LM"
-            )
     fields = ", ".join(error.signature.output_fields)
     completion = str(error.lm_response)[:200]
     raise PolicyError(

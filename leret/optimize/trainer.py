@@ -77,8 +77,8 @@ def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
     mean = sum(rewards) / max(1, len(rewards))
     advice = "raise samples or the LM's temperature, or use a finer reward"
     if not any(rewards):
-        advice = (
-            "check that the gold ids are those of the retriever, and that leret sees the searches"
+        advice += (
+            ". If gold documents are rewarded, check their ids, and that leret sees the searches"
         )
     return TrainingError(
         f"no training examples: the completions have equal rewards at each of {len(groups)} "

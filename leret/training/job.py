@@ -137,7 +137,7 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        if is_main():
+        if number == signal.SIGINT and is_main():
             _LOG.warning(
                 "stopping after this step; press Ctrl-C again to stop without a checkpoint"
             )

@@ -196,7 +196,6 @@ def test_questions_with_answers_alone_get_a_program_that_answers(folder):
     ("flags", "says"),
     [(["--policy", "gone"], "--policy: no model directory 'gone'"),
      (["--policy", "leret-english"], "did you mean leret-english-6m?"),
-     (["--field", "relevant=c"], "--field data.fields.relevant: unknown key"),
      (["--policy", "."], "is not a model directory"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
      (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights: no model directory 'gone'")],
@@ -231,12 +230,21 @@ TWICE = (
 )
 
 
-@pytest.mark.parametrize(("text", "n"), [(MINE, 4), (TWICE, 8)], ids=["one search", "two searches"])
-def test_init_takes_the_passages_of_a_program(folder, text, n):
+OWN_K = MINE.replace("__init__(self)", "__init__(self, k=3)").replace("k=4", "k=2 * k")
+TYPED = MINE.replace("-> query", "-> query, sure: bool")
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "k"),
+    [(MINE, 4, 4), (TWICE, 8, 4), (OWN_K, 6, 3), (TYPED, 4, 4)],
+    ids=["one", "two", "own k", "typed"],
+)
+def test_init_takes_the_passages_of_a_program(folder, text, n, k):
     Path("mine.py").write_text(text, encoding="utf-8")
     out = succeeds("init", *FILES, "--policy", "demo", "--program", "mine.py:Mine")
     assert f"with {n} passages of BM25" in out
-    assert yaml.load(Path("sample.yaml").read_text(encoding="utf-8"))["retriever"]["k"] == 4
+    assert ("note: one search is measured" in out) == (text == TYPED)
+    assert yaml.load(Path("sample.yaml").read_text(encoding="utf-8"))["retriever"]["k"] == k
 
 
 def test_an_interrupted_trial_leaves_no_recipe(folder, policy, monkeypatch):

@@ -181,9 +181,9 @@ def test_a_second_signal_ends_at_once_and_the_handlers_are_put_back(caplog):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     asked = Interrupt()
     with suppress(KeyboardInterrupt), asked.handled():  # which ends so after any signal
-        os.kill(os.getpid(), signal.SIGTERM)
+        interrupt()
         assert asked.requested
         with pytest.raises(KeyboardInterrupt):
-            interrupt()
+            os.kill(os.getpid(), signal.SIGTERM)
     assert [message[:25] for message in caplog.messages] == ["stopping after this step;"]
     assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))

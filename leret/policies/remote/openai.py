@@ -148,20 +148,21 @@ class OpenAIPolicy(SharedInstance):
         await self.client.aclose()
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
+        is_filtered = False
         if self._takes_n:
             try:
                 completions = await self._ask(request, seeds)
                 if len(completions) == len(seeds):
                     return completions
-                self._takes_n = False
             except RejectedError as error:
-                # A content filter (status 200) refuses single choices. If the request is invalid,
-                # the calls below are rejected too.
-                self._takes_n = error.status == 200
+                # If the request is invalid, the calls below are rejected too.
+                is_filtered = error.status == 200  # a content filter refuses single choices
         calls = [self._ask(request, (seed,)) for seed in seeds]
         completions = []
         for answer in await gathered(calls):
             completions += answer
+        if not is_filtered:
+            self._takes_n = False
         return completions
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:

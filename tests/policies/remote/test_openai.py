@@ -83,6 +83,17 @@ def test_a_content_filter_does_not_end_the_use_of_n():
     assert [body.get("n") for body in server.bodies] == [3, None, None, None, 3]
 
 
+def test_an_invalid_request_does_not_end_the_use_of_n():
+    async def twice(policy):
+        with pytest.raises(PolicyError):
+            await policy.complete(ask("the city", 1, 2, 3))
+        await policy.complete(ask("the city", 1, 2, 3))
+
+    server = ChatServer([refusal("maximum context length is 8 tokens")] * 4)
+    run(server, twice)
+    assert [body.get("n") for body in server.bodies][-1] == 3
+
+
 def test_together_has_its_request_keys_and_model_list(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", "tgp_v1_this_is_the_secret")
     server = ChatServer(models=("tiny",), bare_list=True)
