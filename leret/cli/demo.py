@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -239,7 +238,7 @@ def _search_ks(data: Mapping[str, Any], lm: Mapping[str, Any], program: str) -> 
     If the constructor has a default for ``k``, it is the only number, because recipes set this ``k``.
     """
     from leret.config.load import flag_recipe
-    from leret.programs.load import load_program
+    from leret.programs.load import default_k, load_program
     from leret.programs.search import Search
 
     # the default adapter does not fit every policy
@@ -249,9 +248,8 @@ def _search_ks(data: Mapping[str, Any], lm: Mapping[str, Any], program: str) -> 
     path, _, name = recipe.program.path.rpartition(":")
     loaded = load_program(Path(path), name, {})
     ks = [search.k for _, search in loaded.named_sub_modules(type_=Search)]
-    parameter = signature(type(loaded).__init__).parameters.get("k")
-    default = getattr(parameter, "default", None)
-    return [default] if ks and isinstance(default, int) else ks
+    default = default_k(loaded)
+    return [default] if ks and default is not None else ks
 
 
 def _best_format(recipe: Path) -> FormatTrial | None:

@@ -135,7 +135,7 @@ _KEPT = "\n\t\u200c\u200d"
 
 
 def visible(value: Any) -> Any:
-    """Write control, text-direction and surrogate characters as [U+XXXX].
+    """Return text with [U+XXXX] in place of control, text-direction and surrogate characters.
 
     Return values that are not strings, and safe HTML, unchanged.
     """

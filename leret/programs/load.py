@@ -66,13 +66,19 @@ def load_program(
     return program
 
 
-def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
-    """Return a note with the effective ``k`` if the program's differs from ``retriever.k``."""
+def default_k(program: dspy.Module) -> int | None:
+    """Return the default of the constructor's argument ``k``; None if it has no such default."""
     parameter = inspect.signature(type(program).__init__).parameters.get("k")
     default = getattr(parameter, "default", None)
+    return default if isinstance(default, int) else None
+
+
+def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
+    """Return a note with the effective ``k`` if the program's differs from ``retriever.k``."""
+    default = default_k(program)
     used = {search.k for _, search in program.named_sub_modules(type_=(Search, dspy.Retrieve))}
     stated = used
-    if isinstance(default, int) and "k" not in arguments:
+    if default is not None and "k" not in arguments:
         stated = {default}
     if not used or stated == {k}:  # a search tool sets its own number of passages
         return []
