@@ -299,7 +299,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> list[float]:
 
 def opened(run: Path, data: Path, name: str) -> tuple[Environment, list[Task]]:
     """Open the run's program on all questions of another data set. The index is saved next to the run's index."""
-    sampling = SamplingRecipe.model_validate(Run.open(run).section("sampling", ""))
+    sampling = SamplingRecipe.model_validate(Run.open(run).sampling())
     corpus, questions = SETS[name]
     files = {"kind": "jsonl", "questions": str(data / questions), "corpus": str(data / corpus / "corpus.jsonl.gz")}
     of_set = {"split": "all", "limit": 400, **files}

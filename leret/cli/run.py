@@ -53,7 +53,7 @@ def train(
     else:
         settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
-    directory.section("sampling", "leret sample RECIPE")
+    directory.sampling()
     from leret.training import stage  # slow to import, so check the recipe first
     from leret.training.processes import refuse_processes
 
@@ -155,7 +155,7 @@ def evaluate(
 
     settings = load_recipe(recipe, EvalRecipe, overrides or ())
     directory = Run.open(run)
-    sampling = directory.section("sampling", "leret sample RECIPE")
+    sampling = directory.sampling()
     console.warn_of_scope(
         sampling["policy"]["model"], sampling["data"]["kind"], sampling["program"]["path"]
     )

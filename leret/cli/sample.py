@@ -182,7 +182,7 @@ def rescore(
     options = {"strategy": strategy, "margin": margin, "max_pairs": max_pairs}
     pairing = {name: value for name, value in options.items() if value is not None}
     directory = Run.open(run)
-    directory.section("sampling", "leret sample RECIPE")
+    directory.sampling()
     pairs_by = pair_settings(directory, pairing)["strategy"]
     if margin and pairs_by != "margin":
         raise ConfigError(

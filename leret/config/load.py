@@ -304,7 +304,7 @@ def _override(placed: Placed, override: str) -> list[str]:
 
 def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> SamplingRecipe:
     """Return the run's recipe. RunError if command ``made_by`` has not run, or if run.yaml has unknown keys."""
-    section = run.section("sampling", made_by)
+    section = run.sampling(made_by)
     try:
         return SamplingRecipe.model_validate(section)
     except ValidationError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
+import functools
 import io
 import json
 import logging
@@ -53,6 +55,27 @@ _GENERATION = frozenset(
 
 PART_MARKER = "<<CUSTOM-TYPE-"
 """Start of the marker at which DSPy's base adapter splits a message into parts."""
+
+
+def parse_in_turns() -> None:
+    """Let only one thread at a time parse Python code.
+
+    DSPy parses in threads: at each step of `dspy.ReAct`, and for outputs that are not text. Before
+    3.11.8, CPython raises SystemError if another thread parses at the same time (gh-106905).
+    """
+    parse = ast.parse
+    lock = threading.RLock()
+
+    @functools.wraps(parse)
+    def parse_alone(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return parse(*args, **kwargs)
+
+    ast.parse = parse_alone
+
+
+if sys.version_info < (3, 11, 8):
+    parse_in_turns()
 
 
 class PlainJSONAdapter(dspy.JSONAdapter):
@@ -385,12 +408,6 @@ class _Engine(SharedInstance):
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
         return self.complete(request)
-
-    def stream(self, request: lm15.Request) -> Iterator[Any]:
-        yield from lm15.response_to_events(self.complete(request))
-
-    def close(self) -> None:
-        """Do nothing; the engine holds no resources."""
 
 
 class AsyncEngine(SharedInstance):

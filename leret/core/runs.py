@@ -197,12 +197,12 @@ class Run:
         status = self.manifest_path.stat()
         return status.st_ino, status.st_mtime_ns, status.st_size  # changes with every write
 
-    def section(self, name: str, made_by: str) -> dict[str, Any]:
-        """Return a section of run.yaml; RunError if it is empty because the command ``made_by`` has not run."""
-        value = getattr(self.manifest, name)
+    def sampling(self, made_by: str = "leret sample RECIPE") -> dict[str, Any]:
+        """Return the sampling recipe in run.yaml. RunError if the command ``made_by`` has not run."""
+        value = self.manifest.sampling
         if not value:
             raise RunError(
-                f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first"
+                f"{self.path} has no sampling yet; run `{made_by} --run {self.path}` first"
             )
         return dict(value)
 

@@ -235,18 +235,6 @@ def check_resumable(
         )
 
 
-def is_complete_parquet(path: Path) -> bool:
-    """Check whether a Parquet file is complete: its footer is written last."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        pq.read_metadata(path)
-    except (OSError, pa.ArrowException):
-        return False
-    return True
-
-
 def _files(path: Path) -> list[Path]:
     paths = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in paths if file.is_file()]

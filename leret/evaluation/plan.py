@@ -253,7 +253,7 @@ def _inputs_key(
     return stage_key(
         recipe,
         "a hop is a search",  # in older evaluations, a hop was an LM call
-        run.section("sampling", "leret sample RECIPE"),
+        run.sampling(),
         run.manifest.digests,
         prompts,
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),

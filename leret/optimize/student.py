@@ -102,8 +102,6 @@ def source_of(thing: Any) -> str:
     """Return the source code of a function or class, or its name if there is no source."""
     try:
         return inspect.getsource(thing)
-    except SystemError:  # another thread parsed at the same time (CPython before 3.13, gh-106905)
-        return inspect.getsource(thing)
     except (OSError, TypeError):
         return name_of(thing)
 

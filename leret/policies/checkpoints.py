@@ -94,7 +94,7 @@ def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Map
 
     With ``predictors``, of the policy that they share.
     """
-    section = run.section("sampling", "leret sample RECIPE")
+    section = run.sampling()
     first = section.get("policy", {})
     by_name = section.get("policies", {})
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]

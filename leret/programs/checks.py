@@ -13,7 +13,7 @@ from dspy.utils.callback import BaseCallback
 
 from leret.core import dspy_internals as internals
 from leret.core.dspy_internals import QUIET, StandInLM, lm15, messages_of, text_response
-from leret.core.errors import ProgramError, ReplayError
+from leret.core.errors import ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task, json_encoder
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import n_common
@@ -48,7 +48,7 @@ async def check_path(
         for need, step in zip(needs, steps, strict=True):
             if isinstance(need, NeedsCompletion):
                 ours.append((runner.formatter.messages(need, prompt), step.text or ""))
-        left, theirs = await asyncio.to_thread(
+        left, theirs, error = await asyncio.to_thread(
             _run_stock, program, runner, task, prompt, ours, dict(results), callbacks
         )
         where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
@@ -60,6 +60,8 @@ async def check_path(
             )
         if left and not callbacks:
             difference = message_difference(left[0], theirs)
+            if error is not None:
+                difference += f"\n  program raises {raised(error)}"
             raise ReplayError(
                 f"{where}: leret and the program send different messages:\n{difference}\n"
                 f"The program must behave the same in every run: {REPEATABLE}"
@@ -74,10 +76,10 @@ def _run_stock(
     path: Sequence[tuple[Messages, str]],
     results: SearchResults,
     callbacks: list[BaseCallback],
-) -> tuple[list[Messages], Messages | None]:
+) -> tuple[list[Messages], Messages | None, Exception | None]:
     """Run a program in plain DSPy.
 
-    Return the recorded prompts that it does not send, and its first other prompt.
+    Return the recorded prompts that it does not send, its first other prompt, and its error.
     """
     left = list(path)
     others: list[Messages] = []
@@ -120,12 +122,15 @@ def _run_stock(
         "lm": lm,
         "rm": runner.replay.rm,
     }
-    # Failures are ignored: the caller reports the calls that are missing.
-    with suppress(Stop, Exception), internals.suppress_output("dspy"):
-        context = internals.carrying(observer, settings)
-        context.run(internals.run_program, program, **bound_inputs(input_names(program), task))
+    failure = None
+    try:
+        with suppress(Stop), internals.suppress_output("dspy"):
+            context = internals.carrying(observer, settings)
+            context.run(internals.run_program, program, **bound_inputs(input_names(program), task))
+    except Exception as error:
+        failure = error
     missing = [messages for messages, _ in left]
-    return missing, others[0] if others else None
+    return missing, others[0] if others else None, failure
 
 
 class _ForeignLMs(BaseCallback):

@@ -28,7 +28,6 @@ from leret.core.runs import Run, machine
 from leret.core.stages import (
     completed,
     input_stamps,
-    is_complete_parquet,
     mark_completed,
     stage_key,
 )
@@ -220,7 +219,7 @@ def sample(
 
 
 def _has_results(run: Run) -> bool:
-    return run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet")
+    return run.held_out.is_file() and (run.preferences / "train.parquet").is_file()
 
 
 @contextmanager

@@ -167,7 +167,7 @@ def open_environment(
 
     Otherwise yield None.
     """
-    several = run.section("sampling", "leret sample RECIPE").get("policies")
+    several = run.sampling().get("policies")
     needed = recipe.find_algorithm().is_online or recipe.eval_steps or several
     return Environment.open(run, latest=True) if needed else nullcontext()
 
@@ -249,7 +249,7 @@ def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
 
 
 def _with_predictors(recipe: TrainingRecipe, run: Run, environment: Environment) -> TrainingRecipe:
-    policies = run.section("sampling", "leret sample RECIPE").get("policies")
+    policies = run.sampling().get("policies")
     if not policies or recipe.predictors is not None:
         return recipe
     names = environment.replay.names

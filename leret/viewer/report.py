@@ -33,7 +33,7 @@ def write_report(run: Run, evaluation: str | None = None) -> Path:
 
     Trees that do not fit into `MAX_BYTES` are left out. RunError if the run has no such evaluation.
     """
-    run.section("sampling", "leret sample RECIPE")
+    run.sampling()
     read_summary(run, evaluation)
     name = evaluation or ""
     path = run.eval / name / "report.html" if evaluation else run.report

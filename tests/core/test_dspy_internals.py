@@ -1,6 +1,10 @@
+import ast
 import asyncio
 import copy
+import gc
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import dspy
 import pytest
@@ -20,6 +24,36 @@ class Asking(dspy.Module):
 
     def forward(self, question):
         return self.ask(question=question).answer
+
+
+class Cycle:
+    """Garbage whose collection, in the middle of a parse, runs Python code, and so another thread."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        for _ in range(10):
+            pass
+
+
+def test_two_threads_parse_at_the_same_time():
+    nested = "(" * 40 + "a" + ")" * 40 + "+1" * 80
+
+    def parse(source):
+        for _ in range(300):
+            Cycle()
+            ast.parse(source)
+
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        sys.setswitchinterval(1e-6)
+        gc.set_threshold(3)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(parse, ["def f(question: str, context: str): pass", nested]))
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
 
 
 def test_default_adapter_is_that_of_a_predictor():

@@ -12,12 +12,12 @@ def run(tmp_path):
     return Run.create(tmp_path / "a" / "run")
 
 
-def test_a_run_is_found_again_with_its_sections(run):
+def test_a_run_is_found_again_with_its_recipe(run):
+    with pytest.raises(RunError, match="no sampling yet; run `leret sample"):
+        run.sampling()
     run.update(sampling={"k": 3})
-    assert Run.create(run.path).section("sampling", "leret sample") == {"k": 3}
+    assert Run.create(run.path).sampling() == {"k": 3}
     assert "python" in Run.open(run.path).manifest.versions
-    with pytest.raises(RunError, match="no training yet; run `leret train"):
-        run.section("training", "leret train")
 
 
 def test_what_was_written_is_what_the_file_says(run):

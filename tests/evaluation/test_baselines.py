@@ -118,7 +118,7 @@ def test_a_list_of_queries_gets_a_list_and_other_outputs_are_refused():
 
 
 def test_rm3_is_a_row_of_the_summary(run, tmp_path):
-    sampled = run.section("sampling", "")  # RM3 reads the index behind the cache
+    sampled = run.sampling()  # RM3 reads the index behind the cache
     sampled["retriever"]["cache"] = {"use": "on", "path": str(tmp_path / "rankings")}
     run.update(sampling=sampled)
     recipe = asks("base", "rm3", limit=6)

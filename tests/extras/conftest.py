@@ -16,5 +16,5 @@ def stub(base, monkeypatch):  # noqa: F811
 def tinker_run(run, base, stub):  # noqa: F811
     server = {"url": stub.url, "api_key_env": "TINKER_API_KEY"}
     policy = {"kind": "tinker", "model": BASE, **server, "tokenizer": str(base), "max_tokens": 6}
-    run.update(sampling={**run.section("sampling", ""), "policy": policy})
+    run.update(sampling={**run.sampling(), "policy": policy})
     return run

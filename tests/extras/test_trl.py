@@ -22,7 +22,7 @@ GRPO = GRPOWithTRL(**KEYS)
 
 @pytest.fixture
 def sampled(run):  # noqa: F811
-    recipe = run.section("sampling", "")
+    recipe = run.sampling()
     sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), run)
     return run
 

@@ -72,6 +72,10 @@ def test_a_program_that_sends_something_else_is_refused_with_the_difference(walk
         walk(Changing(), pure=other)
     with pytest.raises(ReplayError, match="program sends nothing"):
         walk(Changing(), pure=less)
+    broken = Changing()
+    broken.times = None
+    with pytest.raises(ReplayError, match=r"program sends nothing\n  program raises TypeError: .*test_checks.py"):
+        walk(Changing(), pure=broken)
 
 
 def test_a_call_out_of_reach_is_refused(walk):

@@ -58,7 +58,7 @@ def test_a_round_is_every_state_of_its_programs(begun, environment, policy):
 
 
 def test_stored_states_are_those_of_the_run(begun, environment, policy):
-    recipe = begun.section("sampling", "")
+    recipe = begun.sampling()
     sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), begun)
     with Store(begun.store, read_only=True) as store:
         states = {group.state.id: group.state for group in store.finished(begun.manifest.policy_digest)}

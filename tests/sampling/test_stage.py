@@ -129,14 +129,6 @@ def test_the_reward_of_the_end_is_a_reward_of_every_step(run, credit):
     assert check_store(run).rewards_recomputed == (report.samples if credit == "both" else 0)
 
 
-def test_a_finished_run_sees_a_file_that_was_cut(run):
-    sample(recipe_of(), run)
-    pairs, table = run.preferences / "train.parquet", preferences(run)
-    pairs.write_bytes(table[: len(table) // 2])
-    assert not sample(recipe_of(), run).already
-    assert preferences(run) == table
-
-
 def test_a_run_killed_twice_equals_one_that_was_not():
     command = [sys.executable, "benchmarks/correctness/kills.py", "--kills", "2", "--questions", "20"]
     command += ["--faults", "0.3", "--samples", "1", "--timeout-s", "1", "--stall-s", "10"]

@@ -172,7 +172,7 @@ def _groups(runs: Sequence[Run]) -> dict[str, list[int]]:
     """Map the name of each group, that of its first run, to the positions of its runs."""
     by_recipe: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
-        sampling = run.section("sampling", "leret sample RECIPE")
+        sampling = run.sampling()
         training = {name: note.get("recipe") for name, note in run.manifest.training.items()}
         keys = flat({"sampling": sampling, "training": training})
         recipe = {key: value for key, value in keys if not key.endswith(".seed")}

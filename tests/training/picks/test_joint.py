@@ -55,7 +55,7 @@ def test_predictors_are_split_between_the_actors(dialogue_run):
     recipe = job_in(JOINT, dialogue_run).recipe
     assert (recipe.picker.predictors, recipe.writer.predictors) == (("pick",), ("reply",))
     assert recipe.predictors == ("pick", "reply")
-    section = dialogue_run.section("sampling", "")
+    section = dialogue_run.sampling()
     dialogue_run.update(sampling={**section, "policies": {"pick": {"kind": "local", "model": "demo"}}})
     with pytest.raises(TrainingError, match=r"joint trains .* but no predictor"):
         job_in(JOINT, dialogue_run)

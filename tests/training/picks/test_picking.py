@@ -41,7 +41,7 @@ def test_a_training_goes_on_from_a_trained_picker(picking_run):
 def test_what_writes_is_no_picker_and_the_other_way_round(picking_run):
     with pytest.raises(PolicyError, match="with a picker"):
         train(GRPORecipe(), picking_run)
-    section = picking_run.section("sampling", "")
+    section = picking_run.sampling()
     picking_run.update(sampling={**section, "policy": {"kind": "local", "model": "demo"}})
     with pytest.raises(TrainingError, match="kind local"):
         train(PICK, picking_run)

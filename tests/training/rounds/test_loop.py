@@ -57,7 +57,7 @@ def test_the_penalty_keeps_the_policy_near_the_initial_one(run, beta, near):
 
 
 def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
-    recipe = run.section("sampling", "")
+    recipe = run.sampling()
     policy = recipe["policy"] | {"model": str(tiny_policy(tmp_path / "gpt2", "gpt2")), "template": "plain"}
     run.update(sampling={**recipe, "policy": policy})
     report = train(changed(PPO, max_steps=8, learning_rate=1e-7, reward="deepretrieval"), run)  # of one round

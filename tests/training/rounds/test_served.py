@@ -48,7 +48,7 @@ def trained(run, base, server, recipe=RECIPE, **keys):
     async def main():
         async with serving(server, under="/v1") as urls:
             policy = {"kind": "openai", "model": "base", "urls": urls, "max_tokens": 6, "retry_for_s": 0, **keys}
-            run.update(sampling={**run.section("sampling", ""), "policy": policy})
+            run.update(sampling={**run.sampling(), "policy": policy})
             return await asyncio.to_thread(train, changed(recipe, init_from=str(base)), run)
 
     return asyncio.run(main())
