@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
-from ruamel.yaml.scalarbool import ScalarBoolean
 
 from leret.core.errors import ConfigError
 
 Key = tuple[str | int, ...]
 """A path into nested mappings and lists: ``("policy", "urls", 0)``."""
+
+_TEXT = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
+"""Tags of keys: text, and `<<`, which takes the keys of another mapping."""
 
 _MAX_DEPTH = 50  # limits an alias that contains itself
 _MAX_VALUES = 100_000  # nested aliases can expand a few hundred bytes to a billion values
@@ -53,54 +55,40 @@ class Placed:
 
 def parse(text: str, source: str) -> Placed:
     """Parse a document and record the locations of its keys; ``source`` is the file name in messages."""
+    reader = YAML(typ="safe", pure=True)
+    placed = Placed(None, {(): f"{source}:1"})
     try:
-        document = YAML(typ="rt").load(text)
+        document = reader.compose(text)
+        if document is not None:
+            _locate(document, (), source, placed)
+            placed.value = reader.constructor.construct_document(document)
     except RecursionError as error:
         raise ConfigError(
             f"{source}: nested too deeply; use at most {_MAX_DEPTH} levels"
         ) from error
     except (YAMLError, ValueError) as error:  # ValueError: a date such as 2024-13-45
         raise ConfigError(_fault(error, source)) from error
-    placed = Placed(None, {(): f"{source}:1"})
-    n_values = 0
-
-    def plain(node: Any, key: Key) -> Any:
-        nonlocal n_values
-        n_values += 1
-        if len(key) > _MAX_DEPTH or n_values > _MAX_VALUES:
-            limits = (
-                f"use at most {_MAX_DEPTH} levels and {_MAX_VALUES} values (aliases are expanded)"
-            )
-            raise ConfigError(f"{placed.at(key)}nested too deeply or too long; {limits}")
-        if (
-            isinstance(node, TaggedScalar | CommentedMap | CommentedSeq)
-            and node.tag.value is not None
-        ):
-            raise ConfigError(
-                f"{placed.at(key)}invalid YAML: unknown tag {node.tag.value}; remove it"
-            )
-        if isinstance(node, CommentedMap | CommentedSeq):
-            lines = node.lc.data or {}  # merged keys have no line
-            names = list(node) if isinstance(node, CommentedMap) else range(len(node))
-            keys: dict[Any, Key] = {}
-            for name in names:
-                part = name if isinstance(name, int | str) else str(name)
-                keys[name] = (*key, part)
-                if name in lines:
-                    placed.locations[keys[name]] = f"{source}:{lines[name][0] + 1}"
-                if isinstance(node, CommentedMap) and not isinstance(name, str):
-                    placed.problems.append(
-                        f"{placed.at(keys[name])}the key {name} must be text; put it in quotes"
-                    )
-            if isinstance(node, CommentedSeq):
-                return [plain(node[name], keys[name]) for name in names]
-            return {str(name): plain(node[name], keys[name]) for name in names}
-        if isinstance(node, bool | ScalarBoolean):
-            return bool(node)
-        return next((kind(node) for kind in (int, float, str) if isinstance(node, kind)), node)
-
-    placed.value = plain(document, ())
     return placed
+
+
+def _locate(node: Any, key: Key, source: str, placed: Placed) -> None:
+    """Record the lines of a composed document's keys, and the keys that are not text."""
+    if len(key) > _MAX_DEPTH or len(placed.locations) > _MAX_VALUES:
+        limits = f"use at most {_MAX_DEPTH} levels and {_MAX_VALUES} values (aliases are expanded)"
+        raise ConfigError(f"{placed.at(key)}nested too deeply or too long; {limits}")
+    parts: list[tuple[Any, Any, Any]] = []
+    if isinstance(node, SequenceNode):
+        parts = [(i, item, item) for i, item in enumerate(node.value)]
+    elif isinstance(node, MappingNode):
+        parts = [(str(name.value), name, value) for name, value in node.value]
+    for name, start, value in parts:
+        part = (*key, name)
+        placed.locations[part] = f"{source}:{start.start_mark.line + 1}"
+        if isinstance(node, MappingNode) and start.tag not in _TEXT:
+            placed.problems.append(
+                f"{placed.at(part)}the key {name} must be text; put it in quotes"
+            )
+        _locate(value, part, source, placed)
 
 
 def load(text: str) -> Any:
