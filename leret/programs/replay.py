@@ -33,7 +33,7 @@ from leret.programs import needs
 from leret.programs.load import input_names
 from leret.programs.needs import Finished, Need, NeedsCompletion, NeedsSearch, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
-from leret.programs.search import SearchCall, as_rm, record_lms, recorded_lm
+from leret.programs.search import QuickSearch, Search, SearchCall, as_rm, record_lms, recorded_lm
 from leret.retrieval.base import Retriever
 
 SearchResults = dict[Any, Any]
@@ -108,6 +108,9 @@ class Replay:
         )
         record_lms(program)
         self._stand_in()
+        for _, module in program.named_sub_modules(type_=Search):
+            if type(module) is Search:
+                module.__class__ = QuickSearch
         self.rm = as_rm if rm is None else rm
         self._forward = self._forward_of(program)
         guard = StandInLM.of("", "replay", partial(_answer_request, ""))

@@ -121,13 +121,6 @@ class Search(dspy.Module):
         self.one_document = one_document
         self.candidates = candidates
 
-    def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search like ``forward``, without DSPy's slow bookkeeping in leret's runs."""
-        if settings_here().get("_leret_run") is not None:
-            return type(self).forward(self, query, results)
-        answer: Found = super().__call__(query, results)
-        return answer
-
     def forward(self, query: str | Sequence[str], results: Found | None = None) -> Found:
         """Search once per query and return all passages so far.
 
@@ -170,7 +163,15 @@ class Search(dspy.Module):
         return tuple(retriever.search([query], k)[0])
 
     def __deepcopy__(self, memo: dict[int, object]) -> Search:
-        return Search(self.k, self.exclude_seen, self.retriever, self.one_document, self.candidates)
+        return type(self)(
+            self.k, self.exclude_seen, self.retriever, self.one_document, self.candidates
+        )
+
+
+class QuickSearch(Search):
+    """A search without DSPy's slow bookkeeping."""
+
+    __call__ = Search.forward
 
 
 def _of_best_document(ranking: Ranking) -> Ranking:

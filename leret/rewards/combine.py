@@ -284,13 +284,10 @@ class Scoring:
         """Return whether any part applies to the task."""
         return any(part.applies(task) for part in self.parts.values())
 
-    def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        """Return one reward per sample of a group, from the parts' values.
-
-        None if no part applies to it.
-        """
-        weights = {name: part.weight for name, part in self.parts.items()}
-        return list(self.mixer(group, weights))
+    @cached_property
+    def weights(self) -> dict[str, float]:
+        """Weights of the parts, by name."""
+        return {name: part.weight for name, part in self.parts.items()}
 
     def alone(self, values: Mapping[str, float]) -> float | None:
         """Return the reward of a single outcome from its parts' values.
@@ -299,7 +296,7 @@ class Scoring:
         """
         if self.needs_group:
             return Scoring(self.parts).alone(values)
-        return self.mix([values])[0]
+        return self.mixer([values], self.weights)[0]
 
 
 def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:

@@ -79,7 +79,7 @@ class Crediting:
             self._add_final(components, self.final)
         steps: Sequence[float | None] = [None] * len(components)
         if credit != "final":
-            steps = self.step.mix(components)
+            steps = self.step.mixer(components, self.step.weights)
         weight = self.final_weight
         rewards: list[tuple[float, dict[str, float]]] = []
         for parts, step in zip(components, steps, strict=True):
@@ -104,7 +104,7 @@ class Crediting:
         for parts in components:
             names = [name for name in parts if name.startswith(PREFIX)]
             by_sample.append({name.removeprefix(PREFIX): parts[name] for name in names})
-        rewards = final.mix(by_sample)
+        rewards = final.mixer(by_sample, final.weights)
         for parts, reward in zip(components, rewards, strict=True):
             if reward is not None:
                 parts["final"] = reward

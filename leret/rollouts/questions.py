@@ -43,7 +43,7 @@ async def sample_question(
             parts[index] = await sampler.end_values(path)
     rewards: dict[int, float] = {}
     if parts:
-        mixed = plan.final.mix([*parts.values()])
+        mixed = plan.final.mixer([*parts.values()], plan.final.weights)
         for index, reward in zip(parts, mixed, strict=True):
             if reward is not None:
                 rewards[index] = reward

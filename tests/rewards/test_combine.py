@@ -34,10 +34,10 @@ def test_a_mixer_is_named_by_path_and_a_group_mixer_needs_the_group(tmp_path):
         return scoring(RewardSettings.model_validate({"parts": parts, "mixer": f"{tmp_path}/own.py:{name}"}))
 
     group = [{"ap": 0.7}, {"ap": 0.1}]
-    assert (mixed("ranks").mix(group), mixed("ranks").needs_group) == ([2.0, 0.0], True)
-    assert mixed("ranks").alone({"ap": 0.25}) == 0.5
-    assert (mixed("least").mix(group), mixed("least").needs_group) == ([0.7, 0.1], False)
-    assert mixed("least").alone({"ap": 0.25}) == 0.25
+    for name, rewards, alone, needs_group in [("ranks", [2.0, 0.0], 0.5, True), ("least", [0.7, 0.1], 0.25, False)]:
+        reward = mixed(name)
+        assert (reward.mixer(group, reward.weights), reward.needs_group) == (rewards, needs_group)
+        assert reward.alone({"ap": 0.25}) == alone
 
 
 def test_an_unknown_mixer_is_refused():

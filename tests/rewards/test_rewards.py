@@ -51,7 +51,7 @@ def test_parts_stay_apart_and_missing_ones_are_left_out():
     found = scoring(spec({"recall": 2, "steps": 0.5, "f1": 9}))
     values = found.values(outcome(10, n_steps=3))
     assert values == {"recall": 0.5, "steps": -2}
-    assert found.mix([values, {}]) == [0.0, None]
+    assert found.mixer([values, {}], found.weights) == [0.0, None]
     assert scoring(spec({"recall": 2, "steps": 0.5}))(outcome(10, n_steps=3)) == 0
 
 

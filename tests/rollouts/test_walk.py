@@ -20,7 +20,7 @@ def test_a_new_sample_passes_few_files_and_calls(monkeypatch):
     assert {"rollouts/states.py", "rollouts/walk.py", "sampling/store/store.py"} <= {file for file, _ in calls}
     files = {file for file, _ in calls}
     assert len(files) <= 18, sorted(files)
-    assert len(calls) <= 52
+    assert len(calls) <= 50
 
 
 @pytest.fixture
