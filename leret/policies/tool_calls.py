@@ -129,13 +129,11 @@ def _is_call(call: Any) -> bool:
 def split_tools(
     messages: Messages, *, parsed: bool = False
 ) -> tuple[list[Mapping[str, Any]], list[Json]]:
-    """Return messages without the tools, and the tools' schemas (empty without native tool calls).
+    """Return the messages of a native tool call without the tools, and the tools' schemas.
 
     ``parsed`` converts the arguments of calls from JSON to objects, as chat templates expect;
     servers expect JSON.
     """
-    if not (messages and messages[0].get("tools")):
-        return list(messages), []
     turns: list[Mapping[str, Any]] = []
     for turn in messages:
         plain = dict(turn)

@@ -77,11 +77,10 @@ def share(n: int) -> range:
 
 def add_up(tensors: Iterable[Tensor]) -> None:
     """Replace each tensor by its sum over the processes."""
-    if n_processes() > 1:
-        import torch
+    import torch
 
-        for tensor in tensors:
-            torch.distributed.all_reduce(tensor)
+    for tensor in tensors:
+        torch.distributed.all_reduce(tensor)
 
 
 def add_up_gradients(weights: Iterable[torch.nn.Parameter]) -> None:
@@ -89,11 +88,10 @@ def add_up_gradients(weights: Iterable[torch.nn.Parameter]) -> None:
 
     A process without completions has no gradients.
     """
-    if n_processes() > 1:
-        for weight in weights:
-            if weight.grad is None:
-                weight.grad = weight.new_zeros(weight.shape)
-            add_up([weight.grad])
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = weight.new_zeros(weight.shape)
+        add_up([weight.grad])
 
 
 def add_up_figures(figures: Mapping[str, float]) -> dict[str, float]:

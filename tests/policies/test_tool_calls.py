@@ -112,4 +112,3 @@ def test_servers_get_json_arguments_and_templates_objects():
     shown, _ = split_tools(messages, parsed=True)
     assert list(shown[1]["tool_calls"][0]["function"]["arguments"].items()) == [("b", 1), ("a", 2)]
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"b": 1, "a": 2}'
-    assert split_tools(ASKED) == (list(ASKED), [])

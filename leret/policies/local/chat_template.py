@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import Messages, message, text_of
 from leret.policies.base import Completion, PromptTooLongError
-from leret.policies.tool_calls import reader_of, refuse_template, split_tools
+from leret.policies.tool_calls import ToolReader, reader_of, refuse_template, split_tools
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated
@@ -83,9 +83,9 @@ def apply_template(
         day = datetime.fromisoformat(str(_date.get()))
         how["run_date"] = {directive: day.strftime(directive) for directive in _DIRECTIVES}
         how["chat_template"] = _CLOCK + tokenizer.chat_template
-    turns, tools = split_tools(messages, parsed=True)
-    if tools:
-        how["tools"] = tools
+    turns: list[Mapping[str, Any]] = list(messages)
+    if "tools" in messages[0]:
+        turns, how["tools"] = split_tools(messages, parsed=True)
     try:
         return tokenizer.apply_chat_template(turns, **how)
     except refusals as error:
@@ -157,11 +157,15 @@ class PromptEncoder:
         self._name = name
         self._enable_thinking = enable_thinking
         self._ends: frozenset[int] = frozenset()
-        self.read_calls = reader_of(tokenizer)
         self._shows_tools = False  # whether the template passed the check for native tool calls
         # A call changes the padding settings of a fast tokenizer, which is not thread-safe.
         self._lock = threading.RLock()
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
+
+    @cached_property
+    def read_calls(self) -> ToolReader:
+        """Reader of the tool calls in completions."""
+        return reader_of(self._tokenizer)
 
     def set_ends(self, ids: Sequence[int]) -> list[int]:
         """Set and return the end tokens: ``ids`` and the tokenizer's.

@@ -360,7 +360,8 @@ class Update:
             if now.values is not None:
                 values[index, :width] = now.values
         self.model.train()
-        add_up([logps, values])
+        if torch.distributed.is_initialized():
+            add_up([logps, values])
         return logps, None if self.value_head is None else values
 
     def step(
@@ -469,7 +470,9 @@ class Update:
 
     def _micro_batches(self, batch: RolloutBatch) -> Sequence[Tensor]:
         """Return the indices of each micro-batch of this process."""
-        indices = share(len(batch.sequences))
+        indices = range(len(batch.sequences))
+        if torch.distributed.is_initialized():
+            indices = share(len(indices))
         if not indices:
             return ()
         mine = torch.tensor(indices, dtype=torch.long, device=batch.groups.device)
@@ -507,11 +510,12 @@ def take_step(
         terms["loss"].backward()
         for name, value in terms.items():
             sums[name] = sums.get(name, 0.0) + float(value.detach())
-    sums = add_up_figures(sums)
     weights: list[torch.nn.Parameter] = []
     for group in optimizer.param_groups:
         weights += group["params"]
-    add_up_gradients(weights)
+    if torch.distributed.is_initialized():
+        sums = add_up_figures(sums)
+        add_up_gradients(weights)
     norm = float(torch.nn.utils.clip_grad_norm_(weights, max_grad_norm))
     if not math.isfinite(sums["loss"] + norm):
         raise TrainingError(
