@@ -41,7 +41,7 @@ from leret.training.data import Encoded
 from leret.training.driver import StepLoop
 from leret.training.job import TrainingJob
 from leret.training.model import LOAD, InitialPolicy, SavedPolicy, training_record
-from leret.training.processes import n_processes, refuse_processes
+from leret.training.processes import N_PROCESSES, refuse_processes
 from leret.training.rounds.grpo import GRPO, GRPOKeys
 from leret.training.rounds.learner import Objective
 from leret.training.rounds.loop import RoundLoop
@@ -154,7 +154,7 @@ class TinkerAdapter:
     def __init__(
         self, sampled: PolicySettings, initial: InitialPolicy, recipe: Any, n_steps: int
     ) -> None:
-        if n_processes() > 1:
+        if N_PROCESSES > 1:
             refuse_processes(recipe)
         settings: Any = sampled.in_process(str(initial.directory))
         self.policy = TinkerPolicy(

@@ -30,7 +30,7 @@ from leret.core.progress import Progress
 from leret.core.runs import versions
 from leret.training.job import Interrupt, TrainingJob, TrainingRecord, checkpoint_step
 from leret.training.model import SavedPolicy
-from leret.training.processes import is_main
+from leret.training.processes import IS_MAIN
 from leret.training.validation import Validation
 from leret.training.watch import PEAK, RATE, Monitor, best_step, first_alarms, monitored, peak_gib
 
@@ -236,7 +236,7 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
     """
     recipe = job.recipe
     directory = job.directory
-    if is_main():
+    if IS_MAIN:
         directory.drop_broken()
     checkpoint = directory.checkpoint()
     state = checkpoint and TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -292,7 +292,7 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
         validation=sorted(job.validation.ids) if job.validation else (),
     )
     saved = engine.save(final)
-    if is_main():
+    if IS_MAIN:
         engine.state.save_to_json(str(final / "trainer_state.json"))
         record.write(final, method, saved)
         job.directory.publish()

@@ -35,7 +35,7 @@ from leret.core.types import Task
 from leret.policies.checkpoints import policy_digest
 from leret.training.data import TrainingExample
 from leret.training.model import InitialPolicy, SavedPolicy
-from leret.training.processes import gather, is_main
+from leret.training.processes import IS_MAIN, N_PROCESSES, gather
 from leret.training.validation import Validation
 from leret.training.watch import PEAK, RATE
 
@@ -130,14 +130,15 @@ class Interrupt:
 
     def agree(self) -> bool:
         """Return True, in all processes of the training, if one of them received a signal."""
-        self.requested = any(gather(self.requested))
+        if N_PROCESSES > 1:
+            self.requested = any(gather(self.requested))
         return self.requested
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        if number == signal.SIGINT and is_main():
+        if number == signal.SIGINT and IS_MAIN:
             _LOG.warning(
                 "stopping after this step; press Ctrl-C again to stop without a checkpoint"
             )
@@ -160,7 +161,7 @@ class CheckpointDirectory:
         busy = RunError(
             f"{self.path} is being trained by another process; wait for that process or stop it"
         )
-        return locked(self.path / "training.lock", busy) if is_main() else nullcontext()
+        return locked(self.path / "training.lock", busy) if IS_MAIN else nullcontext()
 
     def begun_with(self) -> dict[str, Any] | None:
         """Return the recipe and digests of unfinished training; None without a checkpoint.

@@ -1,6 +1,6 @@
 """Processes of one training, as started by `leret train --launch`.
 
-A launcher sets WORLD_SIZE and RANK in each process. In leret's own loop, every process holds the
+A launcher sets WORLD_SIZE and RANK before a process starts. In leret's own loop, every process holds the
 whole policy and computes the gradients of its share of a step's completions. Only the main process
 (rank 0) samples, validates and writes files. TRL's trainers use accelerate themselves.
 """
@@ -26,15 +26,10 @@ T = TypeVar("T")
 _LONGEST_ROUND = timedelta(days=1)
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
-
-def n_processes() -> int:
-    """Return the number of training processes."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main() -> bool:
-    """Return True in the process that writes files."""
-    return os.environ.get("RANK", "0") == "0"
+N_PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
+RANK = int(os.environ.get("RANK", "0"))
+IS_MAIN = RANK == 0
+"""Whether this process samples, validates and writes files."""
 
 
 def is_sharded() -> bool:
@@ -70,9 +65,7 @@ def share(n: int) -> range:
 
     The shares of all processes cover each index once.
     """
-    rank = int(os.environ.get("RANK", "0"))
-    size = n_processes()
-    return range(n * rank // size, n * (rank + 1) // size)
+    return range(n * RANK // N_PROCESSES, n * (RANK + 1) // N_PROCESSES)
 
 
 def add_up(tensors: Iterable[Tensor]) -> None:
@@ -108,11 +101,11 @@ def add_up_figures(figures: Mapping[str, float]) -> dict[str, float]:
 
 def gather(value: T) -> Sequence[T]:
     """Return the values of all processes, ordered by rank."""
-    if n_processes() == 1:
+    if N_PROCESSES == 1:
         return [value]
     import torch
 
-    values: list[Any] = [None] * n_processes()
+    values: list[Any] = [None] * N_PROCESSES
     torch.distributed.all_gather_object(values, value)
     return values
 
@@ -123,13 +116,13 @@ def from_main(make: Callable[[], T]) -> T:
     If ``make`` raises an exception, the main process raises and reports it, and the other processes
     exit.
     """
-    if n_processes() == 1:
+    if N_PROCESSES == 1:
         return make()
     import torch
 
     outcome: list[Any] = [None, False]
     try:
-        if is_main():
+        if IS_MAIN:
             outcome = [make(), True]
     finally:
         torch.distributed.broadcast_object_list(outcome)

@@ -46,7 +46,7 @@ from leret.training.job import (
     training_process,
 )
 from leret.training.model import InitialPolicy, training_record, with_learning_rate
-from leret.training.processes import is_main
+from leret.training.processes import IS_MAIN
 from leret.training.validation import open_validation
 from leret.training.watch import check_trackers
 
@@ -79,7 +79,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
     with dated(run.manifest.date), open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
         report = train_job(job, progress)
-    if is_main() and not report.already:
+    if IS_MAIN and not report.already:
         figures = {
             "steps": report.steps,
             "total_steps": report.total_steps,

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import MissingDependency, TrainingError
-from leret.training.processes import is_main
+from leret.training.processes import IS_MAIN
 
 _LOG = logging.getLogger("leret")
 
@@ -346,7 +346,7 @@ class Monitor:
 
     def _report(self, alarm: Alarm) -> None:
         text = f"{self.unit} {alarm.step}: {alarm.message}"
-        if is_main():
+        if IS_MAIN:
             _LOG.warning("%s, %s", self.name, text)
         if self.event is not None:
             self.event(
@@ -378,13 +378,13 @@ def monitored(
     """
     trackers: list[Any] = []
     try:
-        for name in recipe.report_to if is_main() else ():
+        for name in recipe.report_to if IS_MAIN else ():
             trackers.append(_tracker(name, recipe, directory / "logs"))
         yield Monitor(
             recipe.policy_name,
             recipe.metric_for_best_model,
             recipe.on_alarm,
-            event if is_main() else None,
+            event if IS_MAIN else None,
             recipe.progress_unit,
             trackers,
         )

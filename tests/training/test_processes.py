@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from leret.core.errors import TrainingError
 from leret.extras.keep_rollouts import KeepRLOO
 from leret.policies.serving.launch import free_port
+from leret.training import processes
 from leret.training.processes import refuse_processes, share
+from leret.training.rounds import algorithm
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.ppo import PPORecipe
 from leret.training.stage import train
@@ -118,9 +120,9 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(ended):
 
 
 def test_the_processes_share_the_completions(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(processes, "N_PROCESSES", 3)
     for rank, mine in enumerate(([0, 1], [2, 3], [4, 5, 6])):
-        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setattr(processes, "RANK", rank)
         assert [*share(7)] == mine
     assert [*share(1)] == [0]
 
@@ -131,7 +133,7 @@ def test_pickers_and_sharded_models_are_refused(run, monkeypatch):
     with pytest.raises(TrainingError, match="pqn trains a picker in one process; remove --launch"):
         refuse_processes(PQNRecipe())
     refuse_processes(RECIPES["grpo"])
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(algorithm, "N_PROCESSES", 2)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match=r"fsdp and zero3 shard it; use --launch multi"):
         train(RECIPES["grpo"], run)

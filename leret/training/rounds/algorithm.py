@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from leret.config.training import RoundRecipe
 from leret.core.runs import Run
 from leret.training.model import InitialPolicy, find_writer
-from leret.training.processes import gather, n_processes, refuse_processes, start_processes
+from leret.training.processes import N_PROCESSES, gather, refuse_processes, start_processes
 from leret.training.rounds.learner import Learner, Objective
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RoundAlgorithm(Generic[O]):
 
     @contextmanager
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
-        if n_processes() > 1:
+        if N_PROCESSES > 1:
             refuse_processes(job.recipe)
             start_processes(device)
         from leret.training.rounds.loop import RoundLoop

@@ -23,7 +23,7 @@ from leret.sampling.store.store import stored_paths
 from leret.training.driver import StepLoop
 from leret.training.job import TrainingJob
 from leret.training.model import SavedPolicy
-from leret.training.processes import from_main, gather, is_main
+from leret.training.processes import IS_MAIN, from_main, gather
 from leret.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class RoundLoop(StepLoop):
         )
         self.learner = make_learner(job, device)
         self.sampler: RoundSampler | None = None
-        if is_main():
+        if IS_MAIN:
             paths = stored_paths(job.run) if recipe.states == "stored" else None
             self.sampler = RoundSampler(
                 recipe, job.environment, job.run, self.learner.actors[0].policy, paths

@@ -39,7 +39,7 @@ from leret.training.model import (
     new_adapter,
     save_policy,
 )
-from leret.training.processes import from_main, is_main, n_processes
+from leret.training.processes import IS_MAIN, N_PROCESSES, from_main
 
 if TYPE_CHECKING:
     import torch
@@ -222,7 +222,7 @@ class TRLEngine:
         accelerator = self.trainer.accelerator
         model = accelerator.unwrap_model(self.trainer.model)
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
-        if is_main():
+        if IS_MAIN:
             save_policy(model, self._tokenizer, directory, state)
         return SavedPolicy(self.base_model, library_of(model))
 
@@ -301,7 +301,7 @@ def stored_trainer(
 
     more: dict[str, Any] = {}
     has_references = "precompute_ref_log_probs" in keys
-    if has_references and n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    if has_references and N_PROCESSES > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         if recipe.lora is not None:
             raise TrainingError(
                 f"lora: FSDP cannot train an adapter with {recipe.algorithm} (TRL issue 6470); use "
@@ -314,7 +314,7 @@ def stored_trainer(
     )
     if has_references:
         rows = _first_epoch(arguments, rows, len(inputs.examples))
-    packed = inputs.device == "cpu" and n_processes() == 1 and share_prompts(inputs.model)
+    packed = inputs.device == "cpu" and N_PROCESSES == 1 and share_prompts(inputs.model)
     collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=packed)
     kind = getattr(trl, f"{name}Trainer")
     trainer = build_trainer(

@@ -78,8 +78,8 @@ def test_the_leret_recipes_have_the_settings_of_the_original(base, tmp_path, nam
 
 
 def test_an_adapter_with_a_reference_is_refused_under_fsdp(tmp_path, monkeypatch):
-    for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setattr("leret.training.stored.trainer.N_PROCESSES", 2)
     inputs = TrainerInputs(None, None, (), tmp_path, "cuda")
     with pytest.raises(TrainingError, match=r"FSDP cannot train an adapter with ipo.*zero3"):
         stored_trainer("DPO", IPORecipe(lora={"r": 4, "alpha": 8}), inputs, {}, None, precompute_ref_log_probs=True)
