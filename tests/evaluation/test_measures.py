@@ -41,6 +41,9 @@ def test_a_completion_that_does_not_parse_is_scored_with_what_was_found():
     first, last = rows(("one", "a"), n_steps=2, failure=Failure("parse", "x"))
     assert (first.unparsed, last.unparsed, last.query, last.completion) == (False, True, None, "text 1")
     assert first.measures == last.measures
+    scorer = Scorer(named("f1"), [Task.question("q", "?", answer="x")], CORPUS)
+    [row] = scorer.rows(Rollout("q", (), Failure("parse", ""), steps=(LMCall("p", {}, (), "", None),)))
+    assert row.measures == {"f1": 0.0}
     (only,) = rows()  # a program without a search found nothing
     assert (only.failure, only.measures["recall"]) == (None, 0.0)
 
@@ -93,9 +96,3 @@ def test_the_last_row_keeps_the_answer_and_the_picked_ids():
     assert row.prediction is None
 
 
-def test_a_run_that_does_not_parse_has_answered_nothing_and_a_failed_run_has_no_score():
-    task = Task.question("q", "?", answer="x")
-    for failure, measures in ((Failure("parse", ""), {"f1": 0.0}), (Failure("policy", "down"), {})):
-        rollout = Rollout("q", (), failure, steps=(LMCall("p", {}, (), "", None),))
-        [row] = Scorer(named("f1"), [task], CORPUS).rows(rollout)
-        assert row.measures == measures
