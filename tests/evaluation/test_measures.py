@@ -94,5 +94,3 @@ def test_the_last_row_keeps_the_answer_and_the_picked_ids():
     assert (last.prediction, last.picked) == ('{"why": "x", "answer": "7"}', ("b",))
     [row] = Scorer(named("recall"), [QUESTION], CORPUS).rows(replace(rollout, hops=(), prediction={"context": []}))
     assert row.prediction is None
-
-
