@@ -117,14 +117,8 @@ def test_a_retriever_is_used_with_all_systems_unless_some_are_named_for_it(run):
 def test_a_saved_program_sends_no_key_that_the_run_does_not_send(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
     policy = {"kind": "openai", "model": "x", "urls": ["http://127.0.0.1:9/v1"], "api_key_env": "MY_KEY"}
-    predictors = {"self.write": {"state": {}, "lm": 0}}
-    saved = {
-        "version": 3,
-        "dspy": dspy.__version__,
-        "predictors": predictors,
-        "lms": [{"policy": policy, "config": {}}],
-        "picks": {},
-    }
+    saved = {"version": 3, "dspy": dspy.__version__, "predictors": {"self.write": {"state": {}, "lm": 0}}}
+    saved |= {"lms": [{"policy": policy, "config": {}}], "picks": {}}
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/program.json").write_text(json.dumps(saved))
     monkeypatch.setattr(Prompt, "load", lambda path: Prompt("theirs", {}))
