@@ -47,31 +47,12 @@ def run(tmp_path, base):
     return run
 
 
-ANSWERER = """
-import dspy
-from leret import Search
-
-
-class Answerer(dspy.Module):
-    def __init__(self, k=1):
-        super().__init__()
-        self.search = Search(k=k)
-        self.write = dspy.Predict("question -> query")
-        self.answer = dspy.Predict("question, context: list[str] -> answer")
-
-    def forward(self, question):
-        found = self.search(f"{question} {self.write(question=question).query}")
-        return self.answer(question=question, context=found.passages)
-"""
-
-
 @pytest.fixture
 def answer_run(tmp_path, run):
     file = tmp_path / "questions.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     rows = [{"id": row["id"], "question": row["question"], "answers": row["relevant_doc_ids"]} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "answerer.py").write_text(ANSWERER)
-    program = {**run.manifest.sampling["program"], "path": f"{tmp_path}/answerer.py:Answerer"}
+    program = {**run.manifest.sampling["program"], "path": f"{ROOT}/tests/programs/zoo.py:TwoPredictors"}
     run.update(sampling={**run.manifest.sampling, "program": program})
     return run

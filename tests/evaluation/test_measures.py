@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from leret.core.types import STOP, Document, Failure, Hop, LMCall, Passage, Rollout, Task
-from leret.datasets.corpus import Corpus
 from leret.evaluation.measures import Scorer, hidden_gold
 
 CORPUS = {i: Document(i, title, "") for i, title in [("a", "Ed Wood (film)"), ("b", "Los Angeles"), ("x", "Oslo")]}
@@ -71,15 +70,6 @@ def test_titles_that_the_question_names_are_not_bridges(text, gold, hidden):
     question = Task.question("q", text, gold=tuple(gold))
     assert hidden_gold(question, CORPUS) == tuple(hidden)
     assert ("bridge_found" in rows(("one", "a"), question=question)[0].measures) is bool(hidden)
-
-
-def test_the_bridge_is_found_by_a_chunk_of_it():
-    corpus = Corpus([Document(f"{d.doc_id}#{i}", d.title, "", d.doc_id) for d in CORPUS.values() for i in range(2)])
-    question = replace(QUESTION, parents=corpus.parents)
-    assert hidden_gold(question, corpus) == ("b",)
-    found = Hop(("one",), tuple(Passage(i, "", "", 1.0) for i in ("x#0", "b#1")))
-    [row] = Scorer(named("recall", "bridge_found"), [question], corpus).rows(Rollout("q", (found,)))
-    assert row.measures == {"recall": 0.5, "bridge_found": 1.0}
 
 
 def test_the_last_row_keeps_the_answer_and_the_picked_ids():

@@ -37,6 +37,10 @@ def test_bank_is_the_best_prompt_and_policies_are_all_of_them_in_the_tables_orde
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
     # compared with the parent, the control and the raw question
     assert systems[-1].rivals == ("sft", "sft-more", "raw-question")
+    recipe = EvalRecipe(systems=("few-shot:2", "bank:10"), baseline="few-shot:2")
+    assert recipe.baseline == "bank:2"
+    names = [system.name for system in select(recipe.systems, available(run, {}, {}))]
+    assert (names, [label(name) for name in names]) == (["bank:2", "bank:10"], ["few-shot:2", "few-shot:10"])
 
 
 def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
@@ -50,16 +54,6 @@ def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
     for best in names:
         assert focus(systems, {name: 0.5 + (name == best) / 10 for name in names}) == best
     assert focus(systems, dict.fromkeys(names, 0.5)) == focus(systems) == "ipo"
-
-
-def test_a_few_shot_prompt_has_one_name_in_files_and_another_in_tables(run):
-    for name in ("0", "2", "10"):
-        prompt_file(run.prompts / f"{name}.json", name)
-    recipe = EvalRecipe(systems=("few-shot:2", "bank:10"), baseline="few-shot:2")
-    assert recipe.baseline == "bank:2"
-    named = select(recipe.systems, available(run, {}, {}))
-    assert [system.name for system in named] == ["bank:2", "bank:10"]
-    assert [label(system.name) for system in named] == ["few-shot:2", "few-shot:10"]
 
 
 def test_unknown_names_are_listed_together_with_what_there_is(run):

@@ -40,18 +40,10 @@ def test_questions_are_filtered_sorted_and_paged(index, query, expected):
     assert len(select("questions", query, ["base", "ipo"], DEFAULTS).ids(index)) in {len(expected), 3}
 
 
-@pytest.mark.parametrize(
-    ("query", "value"),
-    [
-        ({"min": "x"}, "min: 'x'"),
-        ({"sort": "q.text; --"}, "sort: "),
-        ({"spread": "maybe"}, "spread: "),
-        ({"page": "0"}, "page: '0'"),
-    ],
-)
-def test_an_invalid_filter_is_an_error_that_names_it(query, value):
-    with pytest.raises(ConfigError, match=value):
-        select("questions", query, [], {})
+def test_an_invalid_filter_is_an_error_that_names_it():
+    for name, value in (("min", "x"), ("sort", "q.text; --"), ("spread", "maybe"), ("page", "0")):
+        with pytest.raises(ConfigError, match=f"^{name}: "):
+            select("questions", {name: value}, [], {})
 
 
 def test_rows_have_reasons_texts_and_missing_documents(index):

@@ -63,9 +63,6 @@ def test_it_is_the_overview_with_trainings_and_trees(page):
     assert "loss: loss ends at 0.3333" in page
     assert re.findall(r'class="card row([\w ]*)" id="(\w+)"', page) == [("", "later"), (" chosen", "g")]
     assert "gold</small>" in page
-
-
-def test_questions_are_chosen_by_difference_then_failures_then_spread(page):
     assert [text.split()[0] for text in SHOWN.findall(page)] == ["q3", "q1", "q2"]  # improved, failed, the rest
     assert "3 of 3 sampled and evaluated questions" in page
 

@@ -53,20 +53,15 @@ def test_seeds_are_averaged_by_question_and_agree_with_scipy(tmp_path):
 def test_completions_of_a_run_are_those_sampled_and_those_of_online_trainings(tmp_path):
     run = evaluated(tmp_path / "run", {"base": BASE[0], "grpo": IPO[0]})
     (run.path / "sample.done").write_text(json.dumps({"report": {"samples": 9600}}))
-    online = [{"num_completions": 64.0}, {"kl": 0.1}]
-    notes = {
-        "sft": {"rounds": None, "steps": 5, "log_history": [{"loss": 1.0}]},
-        "grpo": {"rounds": 150, "steps": 300, "log_history": online},
-        "earlier": {"steps": 10, "log_history": online},
-    }
-    for name, note in notes.items():
+    for name, log in (("sft", {"loss": 1.0}), ("grpo", {"num_completions": 64.0})):
         (run.policies / name).mkdir(parents=True)
+        note = {"rounds": 150, "steps": 300, "log_history": [log]}
         (run.policies / name / "training.json").write_text(json.dumps(note))
     result = compare_runs([run])
-    assert result["completions"] == {str(run.path): {"sampled": 9600, "grpo": 9600, "earlier": 640}}
+    assert result["completions"] == {str(run.path): {"sampled": 9600, "grpo": 9600}}
     title, _, rows = tables(result)[-1]
     assert title == "completions that each run used"
-    assert rows == [[str(run.path), "sampled 9,600, earlier 640, grpo 9,600"]]
+    assert rows == [[str(run.path), "sampled 9,600, grpo 9,600"]]
 
 
 def test_other_recipes_are_compared_with_the_first_by_system(tmp_path):

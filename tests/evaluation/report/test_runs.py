@@ -6,6 +6,8 @@ from leret.core.errors import RunError
 from leret.evaluation.report.runs import list_runs, table
 from tests.evaluation.report.runs_fakes import evaluated, sampled
 
+SCORES = {"base": [0.0, 1.0], "ipo": [1.0, 1.0]}
+
 
 def train(run, name):
     (run.policies / name).mkdir(parents=True)
@@ -20,18 +22,16 @@ def finish_sampling(run):
 
 def test_runs_of_all_subdirectories_are_listed_with_state_and_figures(tmp_path):
     sampled(tmp_path / "a")
-    for name in ("b", "c", "deep/d", "deep/e"):
-        finish_sampling(evaluated(tmp_path / name, {"base": [0.0, 1.0], "ipo": [1.0, 1.0]}))
+    runs = {name: finish_sampling(evaluated(tmp_path / name, SCORES)) for name in ("c", "deep/d", "deep/e")}
+    train(runs["c"], "ipo")
+    train(runs["deep/d"], "grpo")
+    runs["deep/e"].manifest_path.write_text("schema: 1\n")
     run = finish_sampling(sampled(tmp_path / "f"))
     train(run, "ipo")
     (run.policies / "next").mkdir()
-    for folder, name in (("c", "ipo"), ("deep/d", "grpo")):
-        (run := sampled(tmp_path / folder)) and train(run, name)
-    (tmp_path / "deep/e/run.yaml").write_text("schema: 1\n")
     listed = list_runs(tmp_path)
     assert {row["run"]: row["state"] for row in listed} == {
         f"{tmp_path}/a": "sampling unfinished",
-        f"{tmp_path}/b": "evaluated",
         f"{tmp_path}/c": "evaluated",
         f"{tmp_path}/deep/d": "not evaluated: grpo",
         f"{tmp_path}/deep/e": "unreadable",
