@@ -122,6 +122,7 @@ class Process:
 @pytest.mark.parametrize("process", [pytest.param(ServerProcess, marks=pytest.mark.slow), Process])
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch, caplog, process):
     copy_recipes(tmp_path)
+    edit(tmp_path / "sampling/demo.yaml", "limit: 16", "limit: 8")
     monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones
     monkeypatch.setattr("leret.policies.serving.process.ServerProcess", process)
     succeeds("demo", "--seed", "1")

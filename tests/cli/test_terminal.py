@@ -13,8 +13,8 @@ PROMPT_S = 15  # within which Ctrl-C has to end a command
 
 
 SMALL = settings({
-    "data.limit": 12, "data.options": "{n_train: 30, n_dev: 10, n_test: 70}", "sampling.samples": 2,
-    "sampling.prompts": 2, "sampling.bank": "{candidates: 2, train_questions: 8, dev_questions: 6}",
+    "data.limit": 6, "data.options": "{n_train: 30, n_dev: 10, n_test: 70}", "sampling.samples": 2,
+    "sampling.prompts": 2, "sampling.bank": "{candidates: 2, train_questions: 4, dev_questions: 4}",
 })  # fmt: skip
 
 

@@ -56,14 +56,6 @@ def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
     assert focus(systems, dict.fromkeys(names, 0.5)) == focus(systems) == "ipo"
 
 
-def test_unknown_names_are_listed_together_with_what_there_is(run):
-    trained(run, "sft")
-    with pytest.raises(ConfigError) as caught:
-        select(("sftt", "base", "bank:7", "nope"), available(run, {}, {}))
-    assert len(caught.value.problems) == 3
-    assert "unknown system 'sftt'; did you mean sft? available: raw-question" in caught.value.problems[0]
-
-
 def test_demos_are_extra_systems_on_the_base(run, tmp_path):
     mine = prompt_file(tmp_path / "mine.json", "x")
     systems = select(("base",), available(run, {"mine": mine}, {}), ["mine"])

@@ -9,17 +9,6 @@ from leret.viewer.collect import collect
 from leret.viewer.index import RunIndex
 
 
-def test_facts_come_from_data_results_pairs_and_trainings(index):
-    def rows(sql):
-        return {tuple(row) for row in index.read(sql)}
-
-    assert {("q1", "d1", 1), ("q2", "gone", 0)} < rows("SELECT * FROM gold")
-    assert ("d1", "Title 1") in rows("SELECT doc_id, title FROM documents")
-    assert rows("SELECT * FROM ends") == {("base", "q3", 0.5), ("ipo", "q3", 1.0)}
-    assert rows("SELECT chosen_id, rejected_id, margin FROM pairs") >= {("a", "b", 0.5), ("e", "ff", 1.0)}
-    assert rows("SELECT * FROM notes") == set()
-
-
 def test_every_system_is_compared_with_every_other_one(index):
     [[name, text]] = index.read("SELECT name, about FROM evaluations")
     about = json.loads(text)

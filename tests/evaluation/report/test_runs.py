@@ -1,8 +1,5 @@
 import json
 
-import pytest
-
-from leret.core.errors import RunError
 from leret.evaluation.report.runs import list_runs, table
 from tests.evaluation.report.runs_fakes import evaluated, sampled
 
@@ -41,8 +38,3 @@ def test_runs_of_all_subdirectories_are_listed_with_state_and_figures(tmp_path):
     values = dict(zip(columns, next(row for row in rows if row[0].endswith("c")), strict=True))
     assert values["sampled"] == "1,200 questions, 9,600 samples"
     assert (values["trained"], values["main figures"]) == ("ipo", "recall: ipo 1.000, base 0.500")
-
-
-def test_a_directory_without_runs_is_refused(tmp_path):
-    with pytest.raises(RunError, match="neither a run nor a directory with runs"):
-        list_runs(tmp_path / "missing")
