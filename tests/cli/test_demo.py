@@ -235,16 +235,18 @@ def test_init_leaves_out_invalid_records_if_told_to(folder):
 ODD = ["init", "--questions", "q.csv", "--corpus", "corpus.jsonl"]
 
 
-def write_odd_columns():
-    rows = [
-        f'{i},"{row["question"]}",{gold}' for i, row in enumerate(read_lines("questions.jsonl"))
-        for gold in row["relevant_doc_ids"]
-    ]  # fmt: skip
-    Path("q.csv").write_text("\n".join(["nr,user_query,document_id", *rows]), encoding="utf-8")
+def test_init_says_and_writes_the_columns_that_it_guesses_and_flags_replace_them(folder):
+    lines = ["nr,user_query,document_id"]
+    for i, row in enumerate(read_lines("questions.jsonl")):
+        lines += [f'{i},"{row["question"]}",{gold}' for gold in row["relevant_doc_ids"]]
+    Path("q.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert "no column 'nix'; the columns are 'nr'" in refused(*ODD, "--field", "question=nix")
+    assert "did you mean data.fields.question?" in refused(*ODD, "--field", "questoin=nr")
+    assert "no question has relevant_doc_ids" in refused(*ODD, "--field", "relevant_doc_ids=", "--field", "answer=nr")
+    write_beir(Path("beir"))
+    assert "applies to kind jsonl, not to beir" in refused("init", "--questions", "beir", "--field", "id=nr")
+    assert not list(folder.glob("*.yaml"))
 
-
-def test_init_says_and_writes_the_columns_that_it_guesses(folder):
-    write_odd_columns()
     out = succeeds(*ODD, "--field", "id=nr")
     assert "columns: id: nr, question: user_query, relevant_doc_ids: document_id\nguessed from" in out
     text = Path("sample.yaml").read_text(encoding="utf-8")
@@ -253,16 +255,6 @@ def test_init_says_and_writes_the_columns_that_it_guesses(folder):
     assert (data["merge_questions"], "guessed" in text) == (True, True)
     for command in (["data", "inspect"], ["sample", "--run", "r", "--dry-run"]):
         succeeds(*command, "sample.yaml")
-
-
-def test_a_guess_of_init_can_be_replaced_or_removed(folder):
-    write_odd_columns()
-    assert "no column 'nix'; the columns are 'nr'" in refused(*ODD, "--field", "question=nix")
-    assert "did you mean data.fields.question?" in refused(*ODD, "--field", "questoin=nr")
-    assert "no question has relevant_doc_ids" in refused(*ODD, "--field", "relevant_doc_ids=", "--field", "answer=nr")
-    write_beir(Path("beir"))
-    assert "applies to kind jsonl, not to beir" in refused("init", "--questions", "beir", "--field", "id=nr")
-    assert not list(folder.glob("*.yaml"))
 
 
 def test_init_reports_missing_columns_of_both_files_with_flags_that_work(folder):
