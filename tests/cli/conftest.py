@@ -3,6 +3,12 @@ import pytest
 from tests.first_steps import write_world
 from tests.tiny import tiny_policy
 
+
+def settings(values):
+    """Return flags that set the keys of a recipe."""
+    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+
+
 SMALL_WORLD = "{n_train: 20, n_dev: 5, n_test: 5}"
 
 
@@ -18,11 +24,11 @@ def policy(tmp_path_factory):
 def small(policy):
     values = {"policy.model": policy, "data.limit": 6, "data.options": SMALL_WORLD, "policy.max_tokens": 6}
     values |= {"sampling.samples": 2, "sampling.prompts": 1}
-    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    return settings(values)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_world(tmp_path)
+    write_world(tmp_path, 14, 2, 4)
     return tmp_path

@@ -66,22 +66,15 @@ def test_a_terminal_wraps_messages_at_spaces_and_commands_at_flags(monkeypatch, 
 
 def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("# Commands:\n#   leret train demo-sft --run runs/first --set a=b\n")
-    recipes = [("train", str(mine)), ("train", "expand-pick"), ("eval", "expand-pick"), ("eval", "sft")]
-    for stage, recipe in [*recipes, ("train", "agentic-rag")]:
+    Path("mine.yaml").write_text("# Commands:\n#   leret train demo-sft --run runs/first --set a='b c'\n")
+    for stage, recipe, command in (
+        ("train", "mine.yaml", "leret train demo-sft --run 'runs/my run' --set a='b c'"),
+        ("train", "expand-pick", "leret train expand-pick --run 'runs/my run'"),
+        ("eval", "sft", "leret eval RECIPE --run 'runs/my run'"),
+        ("train", "agentic-rag", "leret run agentic-rag --run 'runs/my run'"),
+    ):
         next_command(stage, recipe, Path("runs/my run"))
-    assert [line for line in capsys.readouterr().out.splitlines() if line != "next:"] == [
-        "  leret train demo-sft --run 'runs/my run' --set a=b",
-        "  leret train expand-pick --run 'runs/my run'",
-        "  leret eval expand-pick --run 'runs/my run'",
-        "  leret eval RECIPE --run 'runs/my run'",
-        "  leret run agentic-rag --run 'runs/my run'",
-    ]
-    mine.write_text("#   leret train sft --run 'runs/my run' --set a='b c'\n")
+        assert capsys.readouterr().out == f"next:\n  {command}\n"
     Path("eval.yaml").write_text("# leret eval eval.yaml --run 'runs/my run'\n")
-    for stage in ("train", "eval"):
-        next_command(stage, str(mine), Path("runs/my run"))
-    assert [line for line in capsys.readouterr().out.splitlines() if line != "next:"] == [
-        "  leret train sft --run 'runs/my run' --set a='b c'", "  leret eval eval.yaml --run 'runs/my run'",
-    ]  # fmt: skip
+    next_command("eval", "mine.yaml", Path("runs/my run"))
+    assert capsys.readouterr().out == "next:\n  leret eval eval.yaml --run 'runs/my run'\n"

@@ -30,10 +30,10 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder):
     with (folder / "questions.jsonl").open("a") as file:
         file.write(UNKNOWN_GOLD)
     code, out = leret("data", "inspect", *FILES)
-    assert (code, "unknown gold: 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
+    assert (code, "unknown gold: 1" in out, "jsonl:21: gold document 'Z'" in out) == (2, True, True), out
     for command, key in ((["data", "inspect", *FILES], "n_questions"), ([*SAMPLE, "--dry-run"], "questions")):
         code, out = leret(*command, "--set", "data.skip_invalid=true", "--json")
-        assert (code, json.loads(out.splitlines()[-1])[key]) == (0, 100)  # after a warning of the policy
+        assert (code, json.loads(out.splitlines()[-1])[key]) == (0, 20)  # after a warning of the policy
     assert "--questions" in refused("data", "inspect", "questions.jsonl")
 
 

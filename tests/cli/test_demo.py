@@ -69,9 +69,7 @@ ROADS = {
     "rerank": ("--policy rerank", ["train sampling/rerank"]),
     "demo": ("--policy demo", DEMO),
     "english": ("--policy leret-english-6m", ["train expand-write"]),
-    "small directory": ("--policy small", MINILM),
     "hub": ("--policy Qwen/Qwen2.5-0.5B-Instruct", LORA),
-    "large directory": ("--policy owner/large", LORA),
     "pretrained": ("--policy minilm", MINILM),
     "own program": ("--policy owner/large --program mine.py:Mine", LORA),
     "small policy, own program": ("--policy small --program mine.py:Mine", MINILM),
@@ -95,20 +93,7 @@ class Mine(dspy.Module):
 """
 
 
-def test_init_refuses_a_program_that_it_cannot_load_or_train(folder, policy):
-    shutil.copytree(policy, "small")
-    Path("mine.py").write_text(MINE, encoding="utf-8")
-    for flags, says in (
-        ("--program mine.py:Mine", "--program needs a language model"),
-        ("--policy leret-english-6m --program mine.py:Mine", "only writes what pipelines/expand.py:ExpandWrite asks"),
-        ("--policy small --program mine.py:Yours", "no dspy.Module 'Yours'; available: Mine"),
-        ("--policy small --program yours.py:Mine", "--program"),
-    ):
-        assert says in refused("init", *FILES, *flags.split())
-        assert not Path("sample.yaml").exists()
-
-
-@pytest.mark.parametrize(("road", "data"), [*((road, "jsonl") for road in ROADS), ("picker", "beir"), ("demo", "beir")])
+@pytest.mark.parametrize(("road", "data"), [*((road, "jsonl") for road in ROADS), ("picker", "beir")])
 def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypatch, road, data):
     if "large" in ROADS[road][0]:
         monkeypatch.setattr("leret.cli.demo._SMALL_BYTES", 0)
@@ -165,24 +150,13 @@ def test_init_proposes_a_run_directory_that_is_free(folder):
     assert proposed("--out", "lm") == {"runs/lm-3"}
 
 
-@pytest.mark.parametrize(
-    "road",
-    ["", *(f"--policy {name}" for name in ("rerank", "expand-pick", "leret-english-6m", "demo", "agent", "minilm"))],
-)
-def test_policy_that_needs_gold_documents_is_named_with_the_policies_that_do_not(folder, road):
-    write_questions(folder, n_gold=0)
-    message = refused("init", *FILES, *road.split())
-    assert (road or "the default policy") in message
-    for remedy in ("--field relevant_doc_ids=COLUMN", "--policy OWNER/NAME", "--policy DIRECTORY", "--policy URL"):
-        assert remedy in message
-    assert not list(folder.glob("*.yaml"))
-
-
 def test_questions_with_answers_alone_get_a_program_that_answers(folder):
-    rows = [{"id": f"q{i}", "question": f"Who {i}?", "answer": "x"} for i in range(20)]
-    json_lines(folder / "questions.jsonl", rows)
+    write_questions(folder, n_gold=0)
     assert "gold" in succeeds("data", "inspect", *FILES)
-    assert "no question has relevant_doc_ids" in refused("init", *FILES)
+    for road in ("", "--policy rerank", "--policy leret-english-6m", "--policy demo", "--policy minilm"):
+        message = refused("init", *FILES, *road.split())
+        for part in (road or "the default policy", "--field relevant_doc_ids=COLUMN", "--policy OWNER/NAME"):
+            assert part in message
     assert not list(folder.glob("*.yaml"))
     recipe = made("--policy", URL, "--model", "x", "--weights", "owner/large")
     assert recipe["program"]["path"] == "pipelines/agent.py:Agent"
@@ -197,10 +171,15 @@ def test_questions_with_answers_alone_get_a_program_that_answers(folder):
     [(["--policy", "gone"], "--policy: no model directory 'gone'"),
      (["--policy", "leret-english"], "did you mean leret-english-6m?"),
      (["--policy", "."], "is not a model directory"),
+     (["--program", "mine.py:Mine"], "--program needs a language model"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
-     (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights: no model directory 'gone'")],
+     (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights: no model directory 'gone'"),
+     (["--policy", "leret-english-6m", "--program", "mine.py:Mine"], "only writes what pipelines/expand.py"),
+     (["--policy", "demo", "--program", "mine.py:Yours"], "no dspy.Module 'Yours'; available: Mine"),
+     (["--policy", "demo", "--program", "yours.py:Mine"], "--program")],
 )  # fmt: skip
-def test_a_missing_policy_is_refused_and_nothing_written(folder, flags, says):
+def test_a_policy_or_program_that_cannot_be_used_is_refused_and_nothing_written(folder, flags, says):
+    Path("mine.py").write_text(MINE, encoding="utf-8")
     assert says in refused("init", *FILES, *flags)
     assert not list(folder.glob("*.yaml"))
 
@@ -209,35 +188,22 @@ def test_init_measures_the_raw_question_as_eval_does(folder):
     rows = read_lines("questions.jsonl")
     json_lines(folder / "questions.jsonl", [{**row, "split": "test" if i else "train"} for i, row in enumerate(rows)])
     out = succeeds("init", *FILES)
-    (recall,) = re.findall(r"^raw question: recall ([\d.]+) \[.*\] with 6 passages of BM25, 100 questions$", out, re.M)
+    (recall,) = re.findall(r"^raw question: recall ([\d.]+) \[.*\] with 6 passages of BM25, 20 questions$", out, re.M)
     small = ["--set", "sampling.prompts=1", "--set", "policy.max_tokens=2"]
     succeeds("sample", "sample.yaml", "--run", "r", *small)
     succeeds("eval", "eval.yaml", "--run", "r", "--set", "systems=[raw-question]")
     (row,) = json.loads(Path("r/eval/summary.json").read_text(encoding="utf-8"))["rows"]
-    first = 100 * float(recall) - 99 * row["hops"][-1]["recall"]  # of the question that was sampled, two gold documents
-    assert min(abs(first - one) for one in (0, 0.5, 1)) < 0.06
+    first = 20 * float(recall) - 19 * row["hops"][-1]["recall"]  # of the question that was sampled, two gold documents
+    assert min(abs(first - one) for one in (0, 0.5, 1)) < 0.02
 
 
-TWICE = (
-    MINE.replace("return self.search", "self.search")
-    .replace(
-        "query)\n",
-        """query)
-        return self.search(self.write(question=question).query, found)
-""",
-    )
-    .replace("        self.search(self", "        found = self.search(self")
-)
-
-
+TWICE = MINE.replace("return ", "found = ") + "        return self.search(self.write(question=question).query, found)\n"
 OWN_K = MINE.replace("__init__(self)", "__init__(self, k=3)").replace("k=4", "k=2 * k")
 TYPED = MINE.replace("-> query", "-> query, sure: bool")
 
 
 @pytest.mark.parametrize(
-    ("text", "n", "k"),
-    [(MINE, 4, 4), (TWICE, 8, 4), (OWN_K, 6, 3), (TYPED, 4, 4)],
-    ids=["one", "two", "own k", "typed"],
+    ("text", "n", "k"), [(TWICE, 8, 4), (OWN_K, 6, 3), (TYPED, 4, 4)], ids=["two", "own k", "typed"]
 )
 def test_init_takes_the_passages_of_a_program(folder, text, n, k):
     Path("mine.py").write_text(text, encoding="utf-8")
@@ -269,16 +235,18 @@ def test_init_leaves_out_invalid_records_if_told_to(folder):
 ODD = ["init", "--questions", "q.csv", "--corpus", "corpus.jsonl"]
 
 
-def write_odd_columns():
-    rows = [
-        f'{i},"{row["question"]}",{gold}' for i, row in enumerate(read_lines("questions.jsonl"))
-        for gold in row["relevant_doc_ids"]
-    ]  # fmt: skip
-    Path("q.csv").write_text("\n".join(["nr,user_query,document_id", *rows]), encoding="utf-8")
+def test_init_says_and_writes_the_columns_that_it_guesses_and_flags_replace_them(folder):
+    lines = ["nr,user_query,document_id"]
+    for i, row in enumerate(read_lines("questions.jsonl")):
+        lines += [f'{i},"{row["question"]}",{gold}' for gold in row["relevant_doc_ids"]]
+    Path("q.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert "no column 'nix'; the columns are 'nr'" in refused(*ODD, "--field", "question=nix")
+    assert "did you mean data.fields.question?" in refused(*ODD, "--field", "questoin=nr")
+    assert "no question has relevant_doc_ids" in refused(*ODD, "--field", "relevant_doc_ids=", "--field", "answer=nr")
+    write_beir(Path("beir"))
+    assert "applies to kind jsonl, not to beir" in refused("init", "--questions", "beir", "--field", "id=nr")
+    assert not list(folder.glob("*.yaml"))
 
-
-def test_init_says_and_writes_the_columns_that_it_guesses(folder):
-    write_odd_columns()
     out = succeeds(*ODD, "--field", "id=nr")
     assert "columns: id: nr, question: user_query, relevant_doc_ids: document_id\nguessed from" in out
     text = Path("sample.yaml").read_text(encoding="utf-8")
@@ -289,37 +257,9 @@ def test_init_says_and_writes_the_columns_that_it_guesses(folder):
         succeeds(*command, "sample.yaml")
 
 
-def test_a_guess_of_init_can_be_replaced_or_removed(folder):
-    write_odd_columns()
-    assert "no column 'nix'; the columns are 'nr'" in refused(*ODD, "--field", "question=nix")
-    assert "did you mean data.fields.question?" in refused(*ODD, "--field", "questoin=nr")
-    assert "no question has relevant_doc_ids" in refused(*ODD, "--field", "relevant_doc_ids=", "--field", "answer=nr")
-    write_beir(Path("beir"))
-    assert "applies to kind jsonl, not to beir" in refused("init", "--questions", "beir", "--field", "id=nr")
-    assert not list(folder.glob("*.yaml"))
-
-
-def test_gold_ids_in_one_cell_are_read_by_every_command(folder):
-    rows = read_lines("questions.jsonl")
-    lines = [
-        f'Q{i},"{row["question"]}",{"|;"[i % 2].join(row["relevant_doc_ids"])},{"train" if i < 3 else "test"}'
-        for i, row in enumerate(rows)
-    ]  # fmt: skip
-    Path("q.csv").write_text("\n".join(["ticket no,Customer Query,evidence,split", *lines]), encoding="utf-8")
-    assert "gold documents of most questions: 2" in succeeds(*ODD)
-    inspected = json.loads(succeeds("data", "inspect", "sample.yaml", "--json"))
-    assert inspected["gold"] == {str(n): sum(len(row["relevant_doc_ids"]) == n for row in rows) for n in (2,)}
-    succeeds("sample", "sample.yaml", *DRY)
-
-
 def test_init_reports_missing_columns_of_both_files_with_flags_that_work(folder):
-    lines = [
-        f'{i},"{row["question"]}",{";".join(row["relevant_doc_ids"])}'
-        for i, row in enumerate(read_lines("questions.jsonl"))
-    ]
-    Path("q.csv").write_text("\n".join(["a,b,c", *lines]), encoding="utf-8")
-    documents = [{"k": row["doc_id"], "l": row["title"], "m": row["text"]} for row in read_lines("corpus.jsonl")]
-    json_lines(folder / "c.jsonl", documents)
+    Path("q.csv").write_text("a,b,c\n" + "".join(f"{i},Who {i}?,d1;d2\n" for i in range(20)), encoding="utf-8")
+    json_lines(folder / "c.jsonl", [{"k": f"d{i}", "l": "T", "m": f"text {i}"} for i in (1, 2)])
     command = ["init", "--questions", "q.csv", "--corpus", "c.jsonl"]
     out = refused(*command)
     assert ("q.csv: " in out, "c.jsonl: " in out, "'b'" in out, "'m'" in out) == (True, True, True, True)
@@ -329,7 +269,7 @@ def test_init_reports_missing_columns_of_both_files_with_flags_that_work(folder)
 
 def test_a_picker_without_a_split_of_its_own_is_validated_on_train(folder):
     write_beir(folder / "beir", ("train", "test"))
-    assert "--set eval_split=train --set eval_tasks=12" in succeeds("init", "--questions", "beir")
+    assert "--set eval_split=train --set eval_tasks=2" in succeeds("init", "--questions", "beir")
 
 
 class Stub(Vllm):
@@ -348,8 +288,6 @@ class Stub(Vllm):
 
 
 def test_the_commands_for_a_server_run_unedited(folder, policy):
-    write_world(folder, 14, 2, 4)
-
     async def main():
         async with serving(server, under="/v1") as urls:
             flags = ["--policy", *urls, "--model", "tiny", "--weights", str(policy), "--no-trial"]
@@ -367,17 +305,14 @@ def test_the_commands_for_a_server_run_unedited(folder, policy):
     assert {"raw-question", "rm3", "base", "sft", "ipo", "grpo"} <= {row["system"] for row in rows}
 
 
-@pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])
-def test_an_existing_file_is_never_overwritten(folder, name):
-    (folder / name).write_text("mine")
-    assert f"{name} already exists" in refused("init", *FILES)
-    assert (folder / name).read_text() == "mine"
+def test_an_existing_file_is_never_overwritten(folder):
+    for name in ("eval.yaml", "sample.yaml"):
+        (folder / name).write_text("mine")
+        assert f"{name} already exists" in refused("init", *FILES)
+        assert (folder / name).read_text() == "mine"
 
 
 def test_the_splits_of_the_data_are_kept_and_hops_are_gold_documents(folder):
-    write_questions(folder, 0)
-    assert "no question has relevant_doc_ids" in refused("init", *FILES)
-    assert not list(folder.glob("*.yaml"))
     write_questions(folder, 3)
     assert made("--policy", "demo", "--out", "three", name="three/sample.yaml")["program"]["hops"] == 3
     write_questions(folder, splits=[{"split": "train"}] * 20)

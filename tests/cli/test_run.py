@@ -11,10 +11,10 @@ from leret.core.runs import Run
 from leret.policies.serving.launch import free_port
 from leret.policies.serving.process import ServerProcess
 from leret.sampling.store.store import Store
-from tests.cli.conftest import SMALL_WORLD
+from tests.cli.conftest import SMALL_WORLD, settings
 from tests.cli.test_app import ANSI, ROOT
 from tests.datasets.writing import array
-from tests.first_steps import copy_recipes, edit, leret, read_lines, refused, succeeds, write_world
+from tests.first_steps import copy_recipes, edit, leret, read_lines, refused, succeeds
 from tests.training.training_runs import sampled_run
 
 
@@ -29,7 +29,12 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
     assert json.loads(succeeds("store", "check", *run, "--json"))["faults"] == []
     train = ["train", "training/sft.yaml", *run, "--set", "learning_rate=1e-3", "--set", "require_spread=false"]
     assert json.loads(succeeds(*train, "--dry-run", "--json"))["examples"] > 0
-    assert re.search(r"note: a short training \(examples: \d+, optimizer steps: \d\)", succeeds(*train))
+    out = succeeds(*train)
+    assert re.search(r"note: a short training \(examples: \d+, optimizer steps: \d\)", out)
+    rows = {line.strip().partition("  ")[0] for line in out.splitlines()}
+    assert "steps" in rows
+    assert rows.isdisjoint({"total steps", "loss last", "resumed from", "dropped", "rounds", "best step"})
+    assert f"leret eval RECIPE --run {tmp_path / 'r'}" in out
     assert "nothing to do" in succeeds(*train)
     measure = ["eval", "eval/demo.yaml", *run, "--set", "limit=5", "--set", "resamples=100"]
     assert re.search(r"lm calls +20\n", succeeds(*measure, "--dry-run"))  # base and sft, 5 questions, 2 hops
@@ -49,7 +54,8 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
 
 def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path, small):
     stages = ["sampling/demo.yaml", "training/sft.yaml", "eval/demo.yaml", "--run", str(tmp_path / "r"), *small]
-    stages += ["--set", "require_spread=false", "--set", "limit=3", "--set", "resamples=100", "--rounds", "2"]
+    stages += settings({"require_spread": "false", "limit": 3, "systems": "[policies]", "resamples": 100})
+    stages += ["--set", "baseline=sft", "--rounds", "2"]
     succeeds("run", *stages)
     run = Run.open(tmp_path / "r")
     rounds = run.manifest.rounds
@@ -67,7 +73,7 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
     array(Path("corpus.json"), read_lines("corpus.jsonl"))
     keys = {"data.kind": "jsonl", "data.questions": "questions.jsonl", "data.corpus": "corpus.json", "data.limit": 8}
     keys |= {"train.max_steps": 4, "train.questions_per_round": 4, "eval.limit": 3, "eval.resamples": 100}
-    command = ["run", "query-augmentation", *(part for one in keys.items() for part in ("--set", "{}={}".format(*one)))]
+    command = ["run", "query-augmentation", *settings(keys)]
     plan = json.loads(succeeds(*command, "--dry-run", "--json").splitlines()[-1])  # after a warning of the policy
     assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "eval"]
     assert not Path("runs").exists()
@@ -80,9 +86,8 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
 
 def test_agentic_rag_trains_on_a_world_and_takes_a_users_data_by_two_keys(folder):
     keys = {"data.limit": 2, "data.options": SMALL_WORLD, "train.limit": 2, "train.questions_per_round": 1}
-    keys |= {"train.num_generations": 2, "eval.limit": 2, "eval.resamples": 100, "program.max_iters": 2}
-    small = [part for one in keys.items() for part in ("--set", "{}={}".format(*one))]
-    table = succeeds("run", "agentic-rag", *small)
+    keys |= {"train.num_generations": 2, "eval.limit": 2, "eval.resamples": 100, "program.max_iters": 1}
+    table = succeeds("run", "agentic-rag", *settings(keys))
     assert re.search(r"^ raw-question +\d.* - +0$", table, re.MULTILINE), table  # searches, and does not answer
     assert "reciprocal" in table
     run = Path("runs/agentic-rag")
@@ -96,9 +101,8 @@ def test_agentic_rag_trains_on_a_world_and_takes_a_users_data_by_two_keys(folder
     assert parts | {"completions/unparsed", "reward_percentiles/50"} <= set(log[0])
     page = (run / "report.html").read_text()
     assert all(title in page for title in ("mean of each reward part", "share of unparsed completions", "step 1"))
-    files = ("data.kind=jsonl", "data.questions=questions.jsonl", "data.corpus=corpus.jsonl", "policy.model=agent")
-    own = [part for key in files for part in ("--set", key)]
-    plan = succeeds("run", "agentic-rag", *own, "--run", "runs/own", "--dry-run")
+    own = {"data.kind": "jsonl", "data.questions": "questions.jsonl", "data.corpus": "corpus.jsonl"}
+    plan = succeeds("run", "agentic-rag", *settings(own), "--run", "runs/own", "--dry-run")
     assert [step for step in ("sample", "train", "eval") if step not in plan] == []
 
 
@@ -118,6 +122,7 @@ class Process:
 @pytest.mark.parametrize("process", [pytest.param(ServerProcess, marks=pytest.mark.slow), Process])
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch, caplog, process):
     copy_recipes(tmp_path)
+    edit(tmp_path / "sampling/demo.yaml", "limit: 16", "limit: 8")
     monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones
     monkeypatch.setattr("leret.policies.serving.process.ServerProcess", process)
     succeeds("demo", "--seed", "1")
@@ -133,9 +138,8 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch, c
     assert "a process beside the demo failed" not in caplog.text
 
 
-def test_sampling_recipe_alone_takes_the_recipes_of_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_world(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_sampling_recipe_alone_takes_the_recipes_of_its_name():
     files = ["--set", "data.questions=questions.jsonl", "--set", "data.corpus=corpus.jsonl", "--dry-run", "--json"]
     for name in ("expand-pick", "sampling/expand-pick.yaml"):
         stages = json.loads(succeeds("run", name, *files, "--set", "num_train_epochs=1"))
@@ -170,20 +174,16 @@ def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy,
     assert two == pytest.approx(one, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("config", "file"),
-    [("fsdp", "training/accelerate/fsdp.yaml"), ("zero3", "training/accelerate/zero3.yaml"), ("accelerate", None)],
-)
-def test_a_training_is_launched_with_an_accelerate_configuration(tmp_path, monkeypatch, config, file):
+def test_a_training_is_launched_with_an_accelerate_configuration(tmp_path, monkeypatch):
     Run.create(tmp_path / "r").update(sampling={"data": {}})
     launched = []
     monkeypatch.setattr("leret.cli.run._run_launcher", lambda command: launched.append(command) or 3)
     monkeypatch.setattr("leret.training.stage.estimate", lambda *_: None)
     training = ["train", "training/ipo.yaml", "--run", str(tmp_path / "r"), "--set=beta=0.1"]
-    assert leret(*training, "--launch", config, "--debug")[0] == 3
-    of_file = [] if file is None else ["--config_file", str(ROOT / file)]
-    start = [sys.executable, "-m", "leret.training.processes", *of_file, "-m", "leret"]
-    assert launched == [[*start, "--debug", *training]]
+    start, train = [sys.executable, "-m", "leret.training.processes"], ["-m", "leret", "--debug", *training]
+    for config, options in (("fsdp", ["--config_file", f"{ROOT}/training/accelerate/fsdp.yaml"]), ("accelerate", [])):
+        assert leret(*training, "--launch", config, "--debug")[0] == 3
+        assert launched.pop() == [*start, *options, *train]
     out = refused(*training, "--launch", "fsdp3")
     assert "choose a file, fsdp, multi, single, zero3, or accelerate" in " ".join(out.split())
 
@@ -206,12 +206,3 @@ def test_errors_of_a_recipe_are_printed_before_processes_start(tmp_path, policy,
     assert out.count("init_from: 'nope'") == 1
     out = refused("train", "training/pqn.yaml", "--run", run.path, "--launch", "multi")
     assert "algorithm: pqn trains a picker in one process" in " ".join(out.split())
-
-
-def test_a_training_names_its_reward_rounds_and_the_next_command(tmp_path, policy):
-    run = sampled_run(tmp_path / "r", policy)
-    out = succeeds("train", "ipo", "--run", run.path, "--set", "init_from=base", "--set", "max_steps=2")
-    rows = {line.strip().partition("  ")[0]: line for line in out.splitlines()}
-    assert rows.keys() >= {"steps", "peak memory (GiB)", "completions per second"}
-    assert rows.keys().isdisjoint({"total steps", "loss last", "resumed from", "dropped", "rounds", "best step"})
-    assert f"leret eval RECIPE --run {run.path}" in out

@@ -33,12 +33,13 @@ def check_strategies(run):
     """Check that pairs are rebuilt as before unless another strategy is named."""
     before = json.loads(succeeds("rescore", *run, "--json"))
     assert (before["strategy"], before["margin"], before["max_pairs"]) == ("adjacent", 0.0, 2)  # as in the recipe
-    changed = json.loads(succeeds("rescore", *run, "--strategy", "margin", "--margin", "0.1", "--json"))
-    assert (changed["strategy"], changed["margin"], changed["max_pairs"]) == ("margin", 0.1, None)
-    again = json.loads(succeeds("rescore", *run, "--max-pairs", "1", "--json"))
-    assert (again["strategy"], again["margin"], again["max_pairs"]) == ("margin", 0.1, 1)
-    wider = json.loads(succeeds("rescore", *run, "--margin", "0.2", "--json"))
-    assert (wider["strategy"], wider["margin"]) == ("margin", 0.2)
+    for flags, pairs in (
+        (["--strategy", "margin", "--margin", "0.1"], ("margin", 0.1, None)),
+        (["--max-pairs", "1"], ("margin", 0.1, 1)),
+        (["--margin", "0.2"], ("margin", 0.2, 1)),
+    ):
+        changed = json.loads(succeeds("rescore", *run, *flags, "--json"))
+        assert (changed["strategy"], changed["margin"], changed["max_pairs"]) == pairs
     says = "--margin 0.1 needs --strategy margin, but the strategy is all"
     assert says in " ".join(refused("rescore", *run, "--strategy", "all", "--margin", "0.1").split())
 

@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
@@ -13,14 +11,9 @@ CAT = "The cat sat on the mat."
 TEXTS = {"Cat": CAT, "Dog": "A dog \x1b[31mbarks\x07.", "Bird [bold]": "far away " * 100 + "the bird sings of a cat."}
 
 
-@pytest.fixture
-def index(tmp_path):
-    documents = (Document(f"d{i}", title, text) for i, (title, text) in enumerate(TEXTS.items(), 1))
-    BM25.build(Corpus(documents), tmp_path / "idx")
-    return tmp_path / "idx"
-
-
-def test_the_start_of_each_text_is_shown(index):
+def test_the_start_of_each_text_is_shown(tmp_path):
+    index = tmp_path / "idx"
+    BM25.build(Corpus(Document(f"d{i}", title, text) for i, (title, text) in enumerate(TEXTS.items(), 1)), index)
     out = succeeds("search", index, "cat dog", "-k", "5")
     shown = ("Cat (d1)", "Bird [bold] (d3)", "far away", "…", "barks")
     assert [text in out for text in (*shown, "sings", "\x1b[31m", "\x07")] == [True] * 5 + [False] * 3, out

@@ -5,20 +5,17 @@ import sys
 import pexpect
 import pytest
 
+from tests.cli.conftest import settings
 from tests.cli.test_app import ROOT
 from tests.first_steps import succeeds
 
 PROMPT_S = 15  # within which Ctrl-C has to end a command
 
 
-def settings(*values):
-    return [part for value in values for part in ("--set", value)]
-
-
-WORLD = "{n_train: 30, n_dev: 10, n_test: 70}"
-BANK = "{candidates: 2, train_questions: 8, dev_questions: 6}"
-SMALL = settings("data.limit=12", f"data.options={WORLD}", "sampling.prompts=2", "sampling.samples=2",
-                 f"sampling.bank={BANK}")  # fmt: skip
+SMALL = settings({
+    "data.limit": 6, "data.options": "{n_train: 30, n_dev: 10, n_test: 70}", "sampling.samples": 2,
+    "sampling.prompts": 2, "sampling.bank": "{candidates: 2, train_questions: 4, dev_questions: 4}",
+})  # fmt: skip
 
 
 def leret(*args, cwd=ROOT):
@@ -56,14 +53,13 @@ def sampled(tmp_path_factory):
     [
         (["sample", "demo", "--run", "NEW", *SMALL], "prompt bank", "sampled into"),
         pytest.param(["train", "demo-sft", "--run", "SAMPLED",
-          *settings("max_steps=100", "name=long", "per_device_train_batch_size=1")],
+          *settings({"max_steps": 100, "name": "long", "per_device_train_batch_size": 1})],
          r"train long .*[1-9]\d*/", "resumed", marks=pytest.mark.slow),  # test_job.py interrupts trainings
-        pytest.param(["eval", "demo", "--run", "SAMPLED", *settings("limit=60", "systems=[base]")],
+        pytest.param(["eval", "demo", "--run", "SAMPLED", *settings({"limit": 60, "systems": "[base]"})],
          r"evaluating base .*[1-9]\d*/60", r"\A(?!(.|\n)*evaluating base .*?/60)",  # the rest alone, if there is one
          marks=pytest.mark.slow),
-        (["index", "build", "sampling/demo.yaml", "--out", "NEW"], "index words", "documents"),
     ],
-    ids=["sample", "train", "eval", "index"],
+    ids=["sample", "train", "eval"],
 )  # fmt: skip
 def test_a_command_stops_and_goes_on(tmp_path, request, command, when, says):
     run = str(request.getfixturevalue("sampled") if "SAMPLED" in command else tmp_path / "r")

@@ -1,6 +1,6 @@
 import json
 import os
-import re
+import shutil
 from pathlib import Path
 
 import dspy
@@ -15,13 +15,12 @@ from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
 from leret.extras.tantivy import TantivySettings
 from leret.programs.load import load_program
-from leret.sampling.stage import sample
 from leret.viewer.report import write_report
 from tests.evaluation.eval_fakes import asks, train
+from tests.first_steps import edit
 
 SMALL = asks("raw-question")
 BASE = asks("raw-question", "base", limit=4)
-GOLD = r'\["(\w+)", "\w+"\]', r'["\1"]'  # the first of a question's two gold documents alone
 
 
 def but(recipe, **keys):
@@ -29,22 +28,15 @@ def but(recipe, **keys):
 
 
 @pytest.fixture
-def run(tmp_path, sampling_recipe):
-    run = Run.create(tmp_path / "run")
-    sample(sampling_recipe, run, base_dir=tmp_path)
-    return run
-
-
-def rewrite(path, pattern, text):
-    path.write_text(re.sub(pattern, text, path.read_text()))
+def run(sampled_run):
+    return sampled_run
 
 
 def test_a_held_out_question_that_changed_is_refused(run, tmp_path):
-    path = tmp_path / "other.jsonl"
-    path.write_text((tmp_path / "questions.jsonl").read_text())
+    path = shutil.copy(tmp_path / "questions.jsonl", tmp_path / "other.jsonl")
     other = but(SMALL, questions=str(path))
     evaluate(other, run)
-    rewrite(path, *GOLD)
+    edit(path, '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["alpha"]')
     with pytest.raises(RunError, match=r"(?s)eval/other was .*questions: its content.*--set evaluation="):
         evaluate(other, run)
     assert evaluate(but(other, evaluation="one-gold"), run).asked == SMALL.systems

@@ -9,34 +9,23 @@ from leret.datasets.leaks import FINGERPRINTS
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
 from leret.programs.prompts import Prompt
-from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.viewer.report import write_report
 from models.fingerprints import write_fingerprints
 from tests.datasets.writing import json_lines
 from tests.evaluation.eval_fakes import asks, train
 
-SMALL = asks("raw-question")
-BASE = asks("raw-question", "base", limit=4)
-GOLD = r'\["(\w+)", "\w+"\]', r'["\1"]'  # the first of a question's two gold documents alone
-
-
-def but(recipe, **keys):
-    return recipe.model_copy(update=keys)
-
 
 @pytest.fixture
-def run(tmp_path, sampling_recipe):
-    run = Run.create(tmp_path / "run")
-    sample(sampling_recipe, run, base_dir=tmp_path)
-    return run
+def run(sampled_run):
+    return sampled_run
 
 
 def test_leaks_through_other_runs_demos_and_pretraining_are_reported(run, tmp_path):
-    asked = evaluate(but(SMALL, limit=3), run).summary
+    asked = evaluate(asks("raw-question", limit=3), run).summary
     assert asked["leaks"]["by_kind"] == dict.fromkeys(asked["leaks"]["by_kind"], 0)
     assert asked["leaks"]["unknown"] == []  # no policy was evaluated
-    known = evaluate(but(BASE, limit=3), run).summary["leaks"]
+    known = evaluate(asks("raw-question", "base", limit=3), run).summary["leaks"]
     assert known["unknown"] == [Path(run.manifest.sampling["policy"]["model"]).name]
     tests = read_rows(run.eval / "raw-question" / "per_question.parquet")
     first, second, third = dict.fromkeys(row.question_id for row in tests)
@@ -63,12 +52,12 @@ def test_leaks_through_other_runs_demos_and_pretraining_are_reported(run, tmp_pa
 
 
 def test_gold_documents_that_the_corpus_lacks_are_a_note(run, tmp_path):
-    assert evaluate(SMALL, run).summary["gold_coverage"] == 1
+    assert evaluate(asks("raw-question"), run).summary["gold_coverage"] == 1
     lost = {"id": "lost", "question": "Who?", "relevant_doc_ids": ["alpha", "lost"]}
-    lines = (tmp_path / "questions.jsonl").read_text() + json.dumps(lost)
-    (tmp_path / "more.jsonl").write_text(lines)
+    more = tmp_path / "more.jsonl"
+    more.write_text((tmp_path / "questions.jsonl").read_text() + json.dumps(lost))
     data = {**run.manifest.sampling["data"], "skip_invalid": True}
     run.update(sampling={**run.manifest.sampling, "data": data})
-    summary = evaluate(but(SMALL, questions=str(tmp_path / "more.jsonl")), run).summary
+    summary = evaluate(asks("raw-question", questions=str(more)), run).summary
     assert summary["gold_coverage"] == 6 / 7
     assert "the corpus lacks 1 of 7 gold documents" in summary["notes"]

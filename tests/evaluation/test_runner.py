@@ -92,9 +92,10 @@ def test_only_what_has_no_result_is_asked(make, change):
     assert [row.question_id for row in results.rows if row.hop == 1] == [q.id for q in QUESTIONS]
 
 
-def test_an_outage_is_counted_and_tried_again(make):
-    results, _ = make(failing("gamma")).evaluate(BASE)
-    assert failures(results) == ["policy: the server is down"]
+@pytest.mark.parametrize(("error", "kind"), [(OUTAGE, "policy"), (TOO_LONG, "prompt")])
+def test_a_run_that_failed_stops_no_others_and_is_tried_again(make, error, kind):
+    results, _ = make(failing("gamma", error)).evaluate(BASE)
+    assert (failures(results), results.lm_calls) == ([f"{kind}: {error}"], 10)
     later = make()
     results, asked = later.evaluate(BASE)
     assert (asked, later.opened[0].n_calls, recalls(results), failures(results)) == (True, 2, [1.0] * 6, [])
@@ -106,12 +107,6 @@ def test_an_outage_is_counted_and_tried_again(make):
 def test_an_evaluation_of_which_most_fails_stops(make, error, says):
     with pytest.raises(PolicyError, match=rf"6 of 6 runs failed.*{says}"):
         make(failing("", error)).evaluate(BASE)
-
-
-def test_a_prompt_that_does_not_fit_stops_no_evaluation_of_others(make):
-    for _ in range(2):  # it is tried again, alone
-        results, _ = make(failing("gamma", TOO_LONG)).evaluate(BASE)
-        assert (failures(results), results.lm_calls) == (["prompt: a prompt of 517 tokens does not fit"], 10)
 
 
 def test_an_interruption_keeps_what_is_done(make):

@@ -16,7 +16,7 @@ from leret.extras.score import score
 from leret.sampling.store.store import Store
 from leret.viewer.report import write_report
 from tests.datasets.writing import json_lines
-from tests.evaluation.eval_fakes import asks, tiny_policy, train
+from tests.evaluation.eval_fakes import asks, train
 
 ALL = asks("raw-question", "oracle-titles", "base", "bank", "policies")
 RAW = asks("raw-question", limit=1)
@@ -27,40 +27,47 @@ CONTRACT = {*("schema", "measures", "n_questions", "n_by_type", "n_hops", "basel
 
 def test_everything_is_written_and_nothing_is_done_twice(run):
     train(run, "sft", 1)
-    report = evaluate(ALL, run, report=write_report)
     names = ["raw-question", "oracle-titles", "base", "bank:1", "sft"]
+    plan = estimate(ALL, run)
+    assert (plan.to_ask, plan.steps, plan.lm_calls) == (tuple(names), 2, 3 * 2 * plan.questions)
+    assert not run.eval.exists()
+    assert not run.cache.exists()
+    report = evaluate(ALL, run, report=write_report)
     summary = json.loads((run.eval / "summary.json").read_text())
     rows = {row["system"]: row for row in summary["rows"]}
     assert (list(report.asked), list(rows)) == (names, names)
     assert summary.keys() >= CONTRACT
     assert (summary["focus"], summary["n_hops"]) == ("sft", 2)
-    assert all((run.eval / name / file).is_file() for name in names for file in ("run.trec", "per_question.parquet"))
     assert (run.program / "program.json").is_file()
     assert "sft" in run.report.read_text()
     assert [rows[name]["hops"][1]["recall"] for name in names[:2]] == [0.5, 1.0]
     assert [rows[name]["lm_calls"] for name in names[:2]] == [0, 0]
     assert [rows[name]["prompt"] for name in names] == [None, None, "0", "1", "0"]
+    qrels = list(ir_measures.read_trec_qrels(str(run.eval / "qrels.trec")))
+    for name in names:
+        check_trec_file(run.eval / name, qrels)
+    assert estimate(ALL, run).done
     again = evaluate(ALL, run)
     assert (again.already, again.asked, again.summary) == (True, (), summary)
     other = evaluate(ALL.model_copy(update={"resamples": 30}), run)  # other statistics ask nothing
     assert (other.already, other.asked, other.summary["resamples"]) == (False, (), 30)
 
 
-def test_a_new_policy_and_changed_weights_are_all_that_is_asked_again(run):
-    train(run, "sft", 1)
-    evaluate(ALL, run)
-    tiny_policy(run.policies / "sft", seed=5)
-    train(run, "ipo", 2, parent="sft")
-    report = evaluate(ALL, run)
-    assert (report.asked, report.summary["focus"]) == (("sft", "ipo"), "ipo")
-    assert {(c["a"], c["b"]) for c in report.summary["comparisons"]} >= {("ipo", "sft"), ("ipo", "base")}
-    assert json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"].endswith("policies/ipo")
+def check_trec_file(directory, qrels):
+    """Check that a standard tool computes the measures of a system's rows from its TREC files."""
+    measures = {ir_measures.AP: "ap", ir_measures.R @ 1000: "recall"}
+    ranked = list(ir_measures.read_trec_run(str(directory / "run.trec")))
+    found = ir_measures.iter_calc(list(measures), qrels, ranked)
+    theirs = {(metric.query_id, measures[metric.measure]): metric.value for metric in found}
+    rows = read_rows(directory / "per_question.parquet")  # the last hop of a question stands last
+    ours = {(row.question_id, name): row.measures[name] for row in rows for name in measures.values()}
+    assert ours == pytest.approx(theirs, abs=1e-12)
 
 
 def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     for place, name in enumerate(("sft", "ipo"), 1):
         train(run, name, place)
-    recipe = ALL.model_copy(update={"choose_on": "dev"})
+    recipe = asks("policies", choose_on="dev", baseline="sft")
     assert estimate(recipe, run).choose_on.lm_calls > 0
     summary = evaluate(recipe, run).summary
     on_dev = json.loads((run.eval / "dev" / "summary.json").read_text())
@@ -76,19 +83,6 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     assert (named.path.parent.name, (run.eval / "named-dev" / "summary.json").is_file()) == ("named", True)
 
 
-def test_trec_files_carry_the_same_measures_as_the_summary(run):
-    assert evaluate(ALL, run).summary["focus"] is None  # nothing is trained
-    qrels = list(ir_measures.read_trec_qrels(str(run.eval / "qrels.trec")))
-    measures = {ir_measures.AP: "ap", ir_measures.R @ 1000: "recall"}
-    for system in ("raw-question", "oracle-titles", "base", "bank:1"):
-        ranked = list(ir_measures.read_trec_run(str(run.eval / system / "run.trec")))
-        found = ir_measures.iter_calc(list(measures), qrels, ranked)
-        theirs = {(metric.query_id, measures[metric.measure]): metric.value for metric in found}
-        rows = read_rows(run.eval / system / "per_question.parquet")  # the last hop of a question stands last
-        ours = {(row.question_id, name): row.measures[name] for row in rows for name in measures.values()}
-        assert ours == pytest.approx(theirs, abs=1e-12)
-
-
 def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
     evaluate(RAW, run)
     asked = read_rows(run.eval / "raw-question" / "per_question.parquet")[0].question_id
@@ -102,16 +96,6 @@ def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
             store.put_state(State(f"state of {sampled}", sampled, 0, "write_query", {}, ()))
         with pytest.raises(DataError, match=says):
             evaluate(RAW.model_copy(update={"evaluation": "again"}), run)
-
-
-def test_a_plan_says_what_is_left_and_writes_nothing(run):
-    before = estimate(ALL, run)
-    assert (before.to_ask, before.steps) == (("raw-question", "oracle-titles", "base", "bank:1"), 2)
-    assert before.lm_calls == 2 * 2 * before.questions
-    assert not run.eval.exists()
-    assert not run.cache.exists()
-    evaluate(ALL, run)
-    assert estimate(ALL, run).done
 
 
 def test_chunks_of_whole_documents_give_the_evaluation_of_the_documents(run, tmp_path):
@@ -166,10 +150,12 @@ def test_a_question_counts_for_the_measures_that_it_has_labels_for(answer_run, t
     assert searches["n_questions"] == n["recall"]
 
 
-@pytest.mark.parametrize("name", ["raw-question", "hyde"])
-def test_a_system_that_only_searches_needs_gold_documents(answer_run, name):
-    with pytest.raises(ConfigError, match=rf"systems: .*{name}.*gold documents.*systems: \[base\]"):
-        evaluate(asks("base", name, measures=("f1",)), answer_run)
+def test_a_system_that_only_searches_and_its_measures_need_gold_documents(answer_run):
+    for name in ("raw-question", "hyde"):
+        with pytest.raises(ConfigError, match=rf"systems: .*{name}.*gold documents.*systems: \[base\]"):
+            evaluate(asks("base", name, measures=("f1",)), answer_run)
+    with pytest.raises(DataError, match=r"none of its \d+ questions has labels for recall, ap.*measures: \[f1\]"):
+        evaluate(asks("base"), answer_run)
 
 
 def test_a_reader_makes_answers_for_systems_that_only_search_and_another_one_needs_a_name(answer_run):
@@ -185,11 +171,6 @@ def test_a_reader_makes_answers_for_systems_that_only_search_and_another_one_nee
     assert evaluate(other.model_copy(update={"evaluation": "one"}), answer_run).asked == ("raw-question",)
     with pytest.raises(ConfigError, match="oracle-titles"):
         evaluate(recipe.model_copy(update={"systems": ("oracle-titles",)}), answer_run)
-
-
-def test_measures_that_apply_to_no_question_are_refused_with_others(answer_run):
-    with pytest.raises(DataError, match=r"none of its \d+ questions has labels for recall, ap.*measures: \[f1\]"):
-        evaluate(asks("base"), answer_run)
 
 
 NAMES = """

@@ -27,6 +27,11 @@ def system(name, recalls, rivals=(), failed=()):
     return System(name, "policy", name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.5)
 
 
+def outcome(name, kind, values, rivals=(), measure="recall"):
+    rows = [replace(row(f"q{i}", 1, None), measures={measure: value}) for i, value in enumerate(values)]
+    return System(name, kind, name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.0)
+
+
 @pytest.fixture
 def summary():
     base = system("base", [(0.0, 0.5)] * 5)
@@ -102,11 +107,7 @@ def test_rows_are_arranged_by_question_and_hop(rows, values, counts):
 
 
 def test_the_headline_without_recall_is_about_the_first_measure():
-    def answers(name, values):
-        rows = [replace(row(f"q{i}", 1, None), measures={"f1": value}) for i, value in enumerate(values)]
-        return System(name, "policy", name, prompt=ZERO_SHOT), SystemResults("key", rows, 1.0)
-
-    systems = [answers("base", [0.0] * 5), answers("sft", [0.5] * 5)]
+    systems = [outcome(name, "policy", [value] * 5, measure="f1") for name, value in (("base", 0.0), ("sft", 0.5))]
     made = summarise(systems, QUESTIONS, ["em", "f1", "recall"], EvalRecipe(resamples=50, baseline="base"))
     assert (made["measures"], made["n_by_measure"]) == (["f1"], {"f1": 5})
     assert headline(made) == "sft has about the same f1 as base: 0.500 against 0.000"  # p = 2 of 32
@@ -119,14 +120,11 @@ def test_bleu_is_of_all_answers_and_distinct_words_have_no_interval():
     said = {"base": ["the cat sat on the mat"] * 4, "sft": [texts[0], "a red dog on a mat", "", "the cat sat on it"]}
 
     def answers(name):
-        rows = [row(f"q{i}", hop, None) for i in range(4) for hop in (1, 2)]
-        last = {"bleu": 0.0, "distinct1": 0.0}  # values of single answers, which are not averaged
-        encoded = [json.dumps({"reply": text, "why": "x"}) for text in said[name]]
-        rows = [
-            replace(one, measures=last, prediction=encoded[int(one.question_id[1])]) if one.hop == 2 else one
-            for one in rows
-        ]
-        rows[-1] = replace(rows[-1], measures={}, failure="down", prediction=None)  # the last question failed
+        rows = [row(f"q{i}", 1, None) for i in range(4)]
+        for i, text in enumerate(said[name][:3]):
+            last = row(f"q{i}", 2, None, prediction=json.dumps({"reply": text, "why": "x"}))
+            rows.append(replace(last, measures={"bleu": 0.0, "distinct1": 0.0}))  # of single answers: not averaged
+        rows.append(row("q3", 2, None, failure="down"))
         return System(name, "policy", name, prompt=ZERO_SHOT), SystemResults("key", rows, 1.0)
 
     settings = {"bleu": {"field": "reply"}, "distinct1": {"field": "reply"}}
@@ -144,11 +142,6 @@ def test_bleu_is_of_all_answers_and_distinct_words_have_no_interval():
     by_type = made["rows"][1]["by_type"]["b"]["hops"][1]["bleu"]
     assert by_type == pytest.approx(sacrebleu.corpus_bleu([said["sft"][1]], [[texts[1]]]).score / 100, abs=1e-6)
     assert json.loads(json.dumps(made)) == made
-
-
-def outcome(name, kind, recalls, rivals=()):
-    rows = [row(f"q{i}", 1, value) for i, value in enumerate(recalls)]
-    return System(name, kind, name, prompt=ZERO_SHOT, rivals=rivals), SystemResults("key", rows, 1.0)
 
 
 EIGHT = [Task.question(f"q{i}", "?") for i in range(8)]

@@ -37,6 +37,10 @@ def test_bank_is_the_best_prompt_and_policies_are_all_of_them_in_the_tables_orde
     assert systems[1].prompt.demos["write_query"][0]["question"] == "1"
     # compared with the parent, the control and the raw question
     assert systems[-1].rivals == ("sft", "sft-more", "raw-question")
+    recipe = EvalRecipe(systems=("few-shot:2", "bank:10"), baseline="few-shot:2")
+    assert recipe.baseline == "bank:2"
+    names = [system.name for system in select(recipe.systems, available(run, {}, {}))]
+    assert (names, [label(name) for name in names]) == (["bank:2", "bank:10"], ["few-shot:2", "few-shot:10"])
 
 
 def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
@@ -50,24 +54,6 @@ def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
     for best in names:
         assert focus(systems, {name: 0.5 + (name == best) / 10 for name in names}) == best
     assert focus(systems, dict.fromkeys(names, 0.5)) == focus(systems) == "ipo"
-
-
-def test_a_few_shot_prompt_has_one_name_in_files_and_another_in_tables(run):
-    for name in ("0", "2", "10"):
-        prompt_file(run.prompts / f"{name}.json", name)
-    recipe = EvalRecipe(systems=("few-shot:2", "bank:10"), baseline="few-shot:2")
-    assert recipe.baseline == "bank:2"
-    named = select(recipe.systems, available(run, {}, {}))
-    assert [system.name for system in named] == ["bank:2", "bank:10"]
-    assert [label(system.name) for system in named] == ["few-shot:2", "few-shot:10"]
-
-
-def test_unknown_names_are_listed_together_with_what_there_is(run):
-    trained(run, "sft")
-    with pytest.raises(ConfigError) as caught:
-        select(("sftt", "base", "bank:7", "nope"), available(run, {}, {}))
-    assert len(caught.value.problems) == 3
-    assert "unknown system 'sftt'; did you mean sft? available: raw-question" in caught.value.problems[0]
 
 
 def test_demos_are_extra_systems_on_the_base(run, tmp_path):
@@ -117,14 +103,8 @@ def test_a_retriever_is_used_with_all_systems_unless_some_are_named_for_it(run):
 def test_a_saved_program_sends_no_key_that_the_run_does_not_send(run, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
     policy = {"kind": "openai", "model": "x", "urls": ["http://127.0.0.1:9/v1"], "api_key_env": "MY_KEY"}
-    predictors = {"self.write": {"state": {}, "lm": 0}}
-    saved = {
-        "version": 3,
-        "dspy": dspy.__version__,
-        "predictors": predictors,
-        "lms": [{"policy": policy, "config": {}}],
-        "picks": {},
-    }
+    saved = {"version": 3, "dspy": dspy.__version__, "predictors": {"self.write": {"state": {}, "lm": 0}}}
+    saved |= {"lms": [{"policy": policy, "config": {}}], "picks": {}}
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/program.json").write_text(json.dumps(saved))
     monkeypatch.setattr(Prompt, "load", lambda path: Prompt("theirs", {}))

@@ -60,6 +60,14 @@ def write_store(run):
         store.put_visit(PathStep("q2", 0, "P1", "t0", None, "g", "finished"))
 
 
+def add_questions(run, names):
+    """Add a sampled question for each state id, of any name."""
+    with Store(run.store) as store:
+        for state_id, name in names.items():
+            store.put_state(state(state_id, name))
+            store.put_samples([sample(f"of {state_id}", state_id, question_id=name)], ORIGIN)
+
+
 def write_data(directory):
     documents = [{"doc_id": f"d{i}", "title": f"Title {i}", "text": f"text {i} {EVIL}"} for i in (1, 2, 3)]
     gold = {"q1": ["d1", "d2"], "q2": ["gone", "d2"], "q3": ["d1"]}

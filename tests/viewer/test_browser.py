@@ -1,6 +1,7 @@
 """The pages in Chromium, driven by Playwright from PyPI; skipped if one of them is missing."""
 
 import shutil
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from leret.viewer import app, static
 from leret.viewer.report import write_report
 from tests.retrieval.serving import listening
+from tests.viewer.conftest import SHOWN
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
 CHROMIUM = shutil.which("chromium")
@@ -27,9 +29,9 @@ def browser():
 @pytest.fixture
 def viewer(shared, tmp_path, monkeypatch):
     monkeypatch.setattr(app, "sources", lambda run: None)
-    one = app.Viewer([shared[0]], tmp_path)
-    one.runs["run"].use(shared[1])
-    return one
+    viewer = app.Viewer([shared[0]], tmp_path)
+    viewer.runs["run"].use(shared[1])
+    return viewer
 
 
 @pytest.fixture
@@ -63,10 +65,7 @@ def test_hostile_texts_are_shown_and_pages_fit(page, url, width, theme):
         assert page.title() != "hacked"
         assert page.locator("main script, main [onclick], main iframe").count() == 0
     page.goto(f"{url}/q/q1?policy=P1")
-    assert (
-        page.locator("#b .query").inner_text()
-        == "<script>document.title = 'hacked'</script>[U+0007][U+202E]txet[U+202C]"
-    )
+    assert page.locator("#b .query").inner_text() == unescape(SHOWN)
 
 
 def test_keys_move_open_search_and_help(page, url):

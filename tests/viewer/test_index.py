@@ -12,22 +12,24 @@ def questions(index):
     return [tuple(row) for row in rows]
 
 
-def test_questions_have_figures_of_their_sampled_groups(shared, tmp_path):
+def times(run):
+    return {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+
+
+def test_questions_have_figures_of_their_sampled_groups(shared, tmp_path, monkeypatch):
+    before = times(shared[0])
     index = RunIndex(shared[0], tmp_path / "i.db")
     assert questions(index) == [("q1", 2, 7, 1.0, 1.0, 1), ("q2", 1, 2, 0.0, 0.0, 0)]
     assert index.complete
     assert [row["name"] for row in index.read("SELECT name FROM policies ORDER BY place")] == ["base", "sft"]
     assert not index.advance()
-
-
-def test_batches_of_one_row_give_the_same_index(shared, tmp_path, monkeypatch):
-    whole = questions(RunIndex(shared[0], tmp_path / "i.db"))
     monkeypatch.setattr(module, "_ROWS", 1)
-    index = RunIndex(shared[0], tmp_path / "j.db")
-    assert not index.complete
-    while index.advance():
+    by_row = RunIndex(shared[0], tmp_path / "j.db")
+    assert not by_row.complete
+    while by_row.advance():
         pass
-    assert questions(index) == whole
+    assert questions(by_row) == questions(index)
+    assert times(shared[0]) == before
 
 
 def test_a_growing_store_is_followed_and_retried_samples_are_read_again(run, tmp_path):
@@ -52,9 +54,3 @@ def test_new_rewards_are_read_again(run, tmp_path):
     while index.advance():
         pass
     assert ("q2", 1, 2, 0.75, 0.75, 0) in questions(index)
-
-
-def test_the_run_is_not_written(run, tmp_path):
-    before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
-    RunIndex(run, tmp_path / "i.db").close()
-    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before

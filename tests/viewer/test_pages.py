@@ -1,16 +1,12 @@
 import csv
 import io
-import json
 import re
-from contextlib import closing
 from urllib.parse import unquote
 
 import pytest
 
-from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.pages import MENU, Pages, part_of, server_url, visible
-from leret.viewer.report import write_report
 from tests.viewer.conftest import EVIL, LINK, SHOWN
 
 PAGES = [(), *((name,) for name in MENU), ("q", "q1"), ("q", "q3")]
@@ -73,33 +69,26 @@ def test_missing_pages_questions_and_states_are_none(pages):
     assert [pages.page(parts, {}) for parts in missing] == [None] * 5
 
 
-def test_the_overview_is_a_csv_file(pages):
+def test_the_overview_shows_leaks_costs_and_gold_documents_and_is_a_csv_file(pages):
+    shown = text(pages.page((), {}))
+    assert f"Leak check: none {text(SHOWN)}" in shown
+    assert "LM calls tokens searches seconds failed unparsed" in shown
+    assert "2.0 – 1.5 0.250" in shown
+    assert "base 0.500 0.40 to 0.60" in shown
+    assert "finds 50.0% of its gold documents on average, and all of them for 1 of 2 questions" in shown
+    assert "Gold documents in the corpus: 75.0%" in shown
     rows = list(csv.DictReader(io.StringIO("".join(pages.page(("overview.csv",), {})))))
     assert (rows[0]["system"], rows[0]["measure"], rows[0]["low"], rows[1]["high"]) == ("base", "recall", "0.4", "")
     assert [value for name, value in rows[0].items() if name.endswith("per question")] == ["2.0", "", "1.5", "0.25"]
 
 
-def test_the_overview_shows_leaks_costs_and_gold_documents(pages):
-    shown = text(pages.page((), {}))
-    assert f"Leak check: none {text(SHOWN)}" in shown
-    assert "LM calls tokens searches seconds failed unparsed" in shown
-    assert "2.0 – 1.5 0.250" in shown
-    assert "finds 50.0% of its gold documents on average, and all of them for 1 of 2 questions" in shown
-    assert "Gold documents in the corpus: 75.0%" in shown
-
-
-def test_ids_of_any_form_have_addresses():
+def test_every_id_has_one_address_that_a_browser_keeps():
     assert server_url("q", "a/b c?", "s", anchor="x", page="") == "/q/a%2Fb%20c%3F/s#x"
     assert server_url("questions", search="a&b", sort=None) == "/questions?search=a%26b"
-
-
-@pytest.mark.parametrize(
-    "part", [".", "..", "~..", "~~.", "~", "~a", "...", "%2E", "a/..", "a\nb", "~...", "index.html"]
-)
-def test_every_id_has_one_address_that_a_browser_keeps(part):
-    [_, address] = server_url("q", part).rsplit("/", 1)
-    assert address not in {".", "..", "%2E", "%2E%2E"}
-    assert part_of(unquote(address)) == part
+    for part in (".", "..", "~..", "~~.", "~", "~a", "...", "%2E", "a/..", "a\nb", "~...", "index.html"):
+        [_, address] = server_url("q", part).rsplit("/", 1)
+        assert address not in {".", "..", "%2E", "%2E%2E"}
+        assert part_of(unquote(address)) == part
 
 
 def test_invisible_characters_are_shown_and_others_kept():
@@ -117,23 +106,3 @@ def test_tokens_have_the_samplers_log_probabilities_on_the_page_of_a_state(pages
     assert html.count("log-probability by token") == 1  # the other sample has none
     assert '<a href="/q/q1/s1#l-e">log-probability by token</a>' in pages.page(("q", "q1"), {"policy": "P1"})
     assert "log-probability by token" not in pages.page(("q", "q1", "s0"), {})
-
-
-def test_figures_are_equal_in_view_report_and_summary(run, tmp_path):
-    summary = json.loads((run.eval / "summary.json").read_text())
-    with closing(RunIndex(run, tmp_path / "i.db")) as index:
-        complete(index, tmp_path / "facts.db")
-        view = Pages({"run": index}, {}).page((), {})
-    report = write_report(run).read_text(encoding="utf-8")
-    tables = []
-    for html in (view, report):
-        table = html[html.index("Table of systems") : html.index("held-out questions of split")]
-        rows = re.findall(r'<tr class="row.*?</tr>', table, re.DOTALL)
-        tables.append(
-            [re.findall(r"\d\.\d{3}", text(re.sub(r'<td class="r difference">.*?</td>', "", row))) for row in rows]
-        )
-    assert tables[0] == tables[1]
-    for row, figures in zip(summary["rows"], tables[0], strict=True):
-        end = row["hops"][-1]
-        low, high = end["recall_ci"]
-        assert figures[:4] == [f"{value:.3f}" for value in (end["recall"], low, high, end["ap"])]

@@ -1,33 +1,24 @@
-import pytest
-
 from leret.viewer.plots import MISMATCH, axis, curves_of
 
 
-@pytest.mark.parametrize(
-    ("values", "ticks"),
-    [
+def test_an_axis_has_round_ticks_around_its_values():
+    for values, ticks in (
         ([0.52, None, 0.97], [0.4, 0.6, 0.8, 1.0]),
         ([3.0, 3.0], [3.0, 4.0, 5.0, 6.0]),
         ([-3.5, 2.0], [-4.0, -2.0, 0.0, 2.0]),
         ([], [0.0, 0.5, 1.0]),
-    ],
-)
-def test_an_axis_has_round_ticks_around_its_values(values, ticks):
-    made = axis(values)
-    assert made.ticks == ticks
-    assert (made.at(ticks[0]), made.at(ticks[-1])) == (0, 100)
+    ):
+        made = axis(values)
+        assert (made.ticks, made.at(ticks[0]), made.at(ticks[-1])) == (ticks, 0, 100)
 
 
 def test_sampler_and_trainer_have_two_panels():
-    names = ("logp_difference/mean", "logp_difference/max")
-    ratios = [f"sampling/importance_sampling_ratio/{name}" for name in ("min", "mean", "max")]
-    log = []
-    for step, values in enumerate(((1e-6, 8e-6), (3e-6, 2e-5)), 1):
-        row = {f"sampling/sampling_{name}": value for name, value in zip(names, values, strict=True)}
-        log.append({"step": step, **row, **dict.fromkeys(ratios, 1.0)})
-    panels = dict(curves_of({"log_history": log}))
+    entry = {f"sampling/importance_sampling_ratio/{name}": 1.0 for name in ("min", "mean", "max")}
+    entry |= {f"sampling/sampling_logp_difference/{name}": 1e-6 for name in ("mean", "max")}
+    panels = dict(curves_of({"log_history": [{"step": step, **entry} for step in (1, 2)]}))
     assert tuple(panels) == MISMATCH
-    assert panels[MISMATCH[0]] == {"mean": [(1, 1e-6), (2, 3e-6)], "largest": [(1, 8e-6), (2, 2e-5)]}
+    points = [(1, 1e-6), (2, 1e-6)]
+    assert panels[MISMATCH[0]] == {"mean": points, "largest": points}
     assert list(panels[MISMATCH[1]]) == ["mean", "largest", "smallest"]
 
 

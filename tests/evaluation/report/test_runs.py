@@ -1,10 +1,9 @@
 import json
 
-import pytest
-
-from leret.core.errors import RunError
 from leret.evaluation.report.runs import list_runs, table
 from tests.evaluation.report.runs_fakes import evaluated, sampled
+
+SCORES = {"base": [0.0, 1.0], "ipo": [1.0, 1.0]}
 
 
 def train(run, name):
@@ -20,18 +19,16 @@ def finish_sampling(run):
 
 def test_runs_of_all_subdirectories_are_listed_with_state_and_figures(tmp_path):
     sampled(tmp_path / "a")
-    for name in ("b", "c", "deep/d", "deep/e"):
-        finish_sampling(evaluated(tmp_path / name, {"base": [0.0, 1.0], "ipo": [1.0, 1.0]}))
+    runs = {name: finish_sampling(evaluated(tmp_path / name, SCORES)) for name in ("c", "deep/d", "deep/e")}
+    train(runs["c"], "ipo")
+    train(runs["deep/d"], "grpo")
+    runs["deep/e"].manifest_path.write_text("schema: 1\n")
     run = finish_sampling(sampled(tmp_path / "f"))
     train(run, "ipo")
     (run.policies / "next").mkdir()
-    for folder, name in (("c", "ipo"), ("deep/d", "grpo")):
-        (run := sampled(tmp_path / folder)) and train(run, name)
-    (tmp_path / "deep/e/run.yaml").write_text("schema: 1\n")
     listed = list_runs(tmp_path)
     assert {row["run"]: row["state"] for row in listed} == {
         f"{tmp_path}/a": "sampling unfinished",
-        f"{tmp_path}/b": "evaluated",
         f"{tmp_path}/c": "evaluated",
         f"{tmp_path}/deep/d": "not evaluated: grpo",
         f"{tmp_path}/deep/e": "unreadable",
@@ -41,8 +38,3 @@ def test_runs_of_all_subdirectories_are_listed_with_state_and_figures(tmp_path):
     values = dict(zip(columns, next(row for row in rows if row[0].endswith("c")), strict=True))
     assert values["sampled"] == "1,200 questions, 9,600 samples"
     assert (values["trained"], values["main figures"]) == ("ipo", "recall: ipo 1.000, base 0.500")
-
-
-def test_a_directory_without_runs_is_refused(tmp_path):
-    with pytest.raises(RunError, match="neither a run nor a directory with runs"):
-        list_runs(tmp_path / "missing")
