@@ -1,9 +1,6 @@
-import pytest
-
 from leret.config.sampling import RewardSettings
-from leret.core.errors import ConfigError
 from leret.rewards import scoring
-from leret.rewards.combine import find_mixer, weighted_sum
+from leret.rewards.combine import weighted_sum
 
 OWN = """
 from leret.rewards.combine import GroupMixer
@@ -38,8 +35,3 @@ def test_a_mixer_is_named_by_path_and_a_group_mixer_needs_the_group(tmp_path):
         reward = mixed(name)
         assert (reward.mixer(group, reward.weights), reward.needs_group) == (rewards, needs_group)
         assert reward.alone({"ap": 0.25}) == alone
-
-
-def test_an_unknown_mixer_is_refused():
-    with pytest.raises(ConfigError, match=r"mixer: unknown mixer 'mean'; available: weights, uniform, std"):
-        find_mixer("mean")

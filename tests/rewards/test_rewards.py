@@ -55,18 +55,10 @@ def test_parts_stay_apart_and_missing_ones_are_left_out():
     assert scoring(spec({"recall": 2, "steps": 0.5}))(outcome(10, n_steps=3)) == 0
 
 
-def test_defaults_of_removed_keys_are_left_out_and_other_values_refused():
-    assert spec({"recall": {"weight": 2, "gain": None, "factor": False}}) == spec({"recall": 2})
+def test_parts_have_short_forms_and_settings():
+    assert spec({"recall": {"weight": 2, "gain": None, "factor": False}}) == spec({"recall": 2})  # removed keys
     with pytest.raises(ConfigError, match="unexpected keyword argument 'gain'"):
         scoring(spec({"recall": {"gain": 0}}))
-
-
-@pytest.mark.parametrize("mixer", ["std", "pca", "normalize_then_sum"])
-def test_single_outcome_gets_the_weighted_sum(mixer):
-    assert scoring(spec({"recall": 2, "steps": 0.5}, mixer=mixer))(outcome(10, n_steps=2)) == 0.5
-
-
-def test_parts_have_short_forms_and_settings():
     assert spec(["recall@5", "format"]).parts == spec({"recall@5": 1.0, "format": {"weight": 1}}).parts
     assert scoring(spec({"near": {"function": "length", "s": 2, "weight": 3}}))(
         Outcome(Task("q", {}, answers=("a b",)), prediction="a b c")
@@ -119,12 +111,6 @@ def test_missing_function_is_refused(name, says, tmp_path, monkeypatch):
         scoring(name, "reward")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_reward_must_be_finite(value):
-    with pytest.raises(ConfigError, match=r"own is .* for question q; return a number of magnitude"):
-        scoring(lambda outcome: value, "own").values(outcome())
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -138,3 +124,6 @@ def test_error_of_a_users_reward_names_line_and_question(tmp_path, body, says):
     (tmp_path / "mine.py").write_text(f"def score(outcome):\n    {body}\n")
     with pytest.raises(ConfigError, match=f"score failed for question q: {says}.*fix the function"):
         scoring(f"{tmp_path}/mine.py:score")(outcome())
+    for value in (math.nan, math.inf):
+        with pytest.raises(ConfigError, match=r"own is .* for question q; return a number of magnitude"):
+            scoring(lambda outcome, value=value: value, "own").values(outcome())

