@@ -21,7 +21,8 @@ def _small(monkeypatch):
     for name in ("_LOOKING_UP", "MIXED"):
         monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), questions=20))
     for name in ("_FIRST", "SECOND"):
-        monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), pool_rows=8))
+        monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), pool_rows=8, batch_tokens=256))
+    monkeypatch.setattr("models.pretrain.stage._MAX_TOKENS", 4)
 
 
 def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path):
