@@ -1,5 +1,6 @@
 import pytest
 
+from tests.extras.fetch.site import sites
 from tests.extras.tinker_server import BASE, KEY, TinkerStub
 from tests.training.conftest import base, run, sampled_once  # noqa: F401
 
@@ -8,7 +9,7 @@ from tests.training.conftest import base, run, sampled_once  # noqa: F401
 def stub(base, monkeypatch):  # noqa: F811
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     stub = TinkerStub(base)
-    with stub.serving():
+    with sites(stub):
         yield stub
 
 

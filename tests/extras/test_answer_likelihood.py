@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,23 +33,18 @@ def by_hand(reader, passages):
         target = tokenizer.encode(answer, add_special_tokens=False)
         logp = model(torch.tensor([ids + target])).logits[0].detach().double().log_softmax(-1)
         values.append(sum(float(logp[len(ids) + i - 1, token]) for i, token in enumerate(target)) / len(target))
-    return max(values)
+    return math.exp(max(values))
 
 
 def test_it_is_the_mean_probability_of_the_likeliest_answer_after_the_passages(reader):
     texts = ["alice: alice was born in paris", "bob: bob was born in paris"]
     outcome = Outcome(TASK, ranking=RANKING)
-    assert answer_likelihood(outcome, reader) == pytest.approx(
-        torch.tensor(by_hand(reader, texts)).exp().item(), rel=1e-5
-    )
+    assert answer_likelihood(outcome, reader) == pytest.approx(by_hand(reader, texts), rel=1e-5)
     one = answer_likelihood(outcome, reader, passages=1, words=3)
-    assert one == pytest.approx(torch.tensor(by_hand(reader, ["alice: alice was"])).exp().item(), rel=1e-5)
+    assert one == pytest.approx(by_hand(reader, ["alice: alice was"]), rel=1e-5)
     assert answer_likelihood(Outcome(Task("q", {"question": "?"})), reader) is None
     long = Outcome(TASK, ranking=(*RANKING, Passage("x", "", "a " * 5000, 0.0)))
     assert answer_likelihood(long, reader, words=5000) == answer_likelihood(outcome, reader, words=5000)
-
-
-def test_it_applies_to_tasks_with_reference_answers(reader):
     whole = scoring(RewardSettings(parts={"likely": {"function": "answer_likelihood", "model": reader}}))
     assert (whole.applies(TASK), whole.applies(Task("q", {}))) == (True, False)
 

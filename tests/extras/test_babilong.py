@@ -47,7 +47,7 @@ def noised(tmp_path, **keys):
     return list(load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "book.txt"),), **keys))
 
 
-def test_story_before_a_question_is_its_chunks_and_decides_the_split(tmp_path):
+def test_the_story_before_a_question_is_its_chunks_and_decides_the_split(tmp_path):
     first, second, third = load_tasks("babilong", babi(tmp_path))
     assert first.id == "qa2_test-3"
     assert dict(first.inputs) == {
@@ -60,13 +60,9 @@ def test_story_before_a_question_is_its_chunks_and_decides_the_split(tmp_path):
     assert third.gold == ("0",)
     assert first.split == second.split == split_of(digest(["Mary got the milk there.", "John moved to the bedroom."]))
     assert third.split == split_of(digest(["John went to the garden.", "Mary went to the garden."]))
-
-
-def test_json_lines_and_babi_text_give_the_same_tasks(tmp_path):
-    record = {"id": "qa2_test-3", "story": ["Mary got the milk there.", "John moved to the bedroom."],
-              "question": "Where is the milk?", "answer": "bedroom", "support": [0, 1]}  # fmt: skip
+    record = {**first.inputs, "id": "qa2_test-3", "answer": "bedroom", "support": [0, 1]}
+    record["story"] = record.pop("chunks")
     (task,) = load_tasks("babilong", json_lines(tmp_path / "q.jsonl", [record]))
-    first = next(iter(load_tasks("babilong", babi(tmp_path))))
     assert (task.id, task.text, task.gold, task.answers) == (first.id, first.text, first.gold, first.answers)
 
 

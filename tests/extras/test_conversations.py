@@ -6,7 +6,7 @@ import pytest
 
 from leret.config.data import DataSettings
 from leret.core.types import Task, digest
-from leret.datasets.leaks import plain, utterances
+from leret.datasets.leaks import plain
 from leret.datasets.load import load_tasks
 from leret.extras.conversations import Turn, split_names
 
@@ -80,17 +80,17 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("n_utterances", "n_personas"), [(4, 240), (9, 40)])  # of 40, nearly all have talked
+@pytest.mark.parametrize(("n_utterances", "n_personas"), [(4, 120), (9, 24)])  # of 24, nearly all have talked
 @pytest.mark.parametrize("form", FORMS)
 def test_both_sides_of_a_conversation_are_in_one_split(tmp_path, form, n_utterances, n_personas):
     path = tmp_path / form
-    path.write_text(FORMS[form](list(conversations(120, n_utterances, n_personas))))
+    path.write_text(FORMS[form](list(conversations(60, n_utterances, n_personas))))
     data = DataSettings.model_validate({"kind": "dialogue", "questions": str(path), "split": "all"})
     by_talk, splits = {}, set()
     for task in load_tasks(data).items:
         splits.add(task.split)
         by_talk.setdefault(task.answers[0].split()[1], set()).add(task.split)
-    assert len(by_talk) == 120
+    assert len(by_talk) == 60
     assert all(len(splits) == 1 for splits in by_talk.values())
     assert splits == {"train", "dev", "test"}
 
@@ -115,9 +115,3 @@ def test_personas_share_a_split_unless_most_of_them_would():
 
     assert names(["ab", "ac", "de", "fg", "hi"]) == 4
     assert names(["ab", "bc", "cd", "de"]) == 4  # one chain: each conversation for itself
-
-
-def test_utterances_are_those_of_dialogues_only():
-    assert utterances(Task.question("q", "who?", "me")) == []
-    assert utterances(turn([], ["Hi, there!"], "Élan").task) == ["hi there", "elan"]
-    assert plain("I don’t  KNOW.") == "i dont know"

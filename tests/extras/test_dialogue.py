@@ -5,7 +5,7 @@ import pytest
 from leret.config.data import DataSettings
 from leret.core.errors import DataError
 from leret.datasets.formats import detect_kind
-from leret.datasets.load import load, load_corpus, load_tasks
+from leret.datasets.load import load, load_tasks
 
 CONVAI2 = """\
 1 your persona: i like tea .
@@ -52,12 +52,6 @@ def test_json_lines_bring_their_stories(tmp_path):
     assert sorted(document.text for document in data.corpus.values()) == ["He sat.", "She sang.", "x"]
     assert "s" in data.corpus
     assert len({task.split for task in data.tasks}) == 1  # equal personas
-
-
-def test_a_corpus_file_holds_the_stories_of_a_text_file(convai2, tmp_path):
-    corpus = tmp_path / "stories.jsonl"
-    corpus.write_text(json.dumps({"doc_id": "d1", "text": "A story."}))
-    assert list(load_corpus(settings(convai2, corpus=str(corpus)))) == ["d1"]
 
 
 def lapdog(tmp_path, question, **more):

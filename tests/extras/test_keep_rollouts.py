@@ -13,8 +13,7 @@ from tests.training.rounds.conftest import run  # noqa: F401
 from tests.training.training_runs import ONLINE
 
 
-@pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
-def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):  # noqa: F811
+def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch):  # noqa: F811
     recipe = KeepGRPO(**ONLINE | {"num_generations": 2}, max_steps=4)
     with Environment.open(run) as environment:
         job = TrainingJob(recipe, find_initial(run, "base"), [None] * 12, None, {}, environment=environment)
@@ -22,8 +21,6 @@ def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept
         sampler = RoundSampler(recipe, environment, run, learner.policy)
         sampled = sampler.sample(training_tasks(environment, recipe)[:2], 0)
         n_groups = len(sampled.rewards) // 2
-        parts = torch.tensor([[1.0, 0.0], second]).T.repeat(n_groups, 1)
-        sampled = replace(sampled, parts=parts, rewards=parts.sum(1) + torch.tensor([0.5, 0.0]).repeat(n_groups))
         learnt, step = [], learner.update.step
 
         def recorded(batch, *_):
@@ -32,9 +29,13 @@ def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept
             return step(batch)
 
         monkeypatch.setattr(learner.update, "step", recorded)
-        entry = learner.learn(sampled, 0)
-        assert learnt == [one for one, keep in zip(sampled.sequences, kept * n_groups, strict=True) if keep]
-        assert ("loss" in entry, entry["reward"]) == (any(kept), pytest.approx(float(sampled.rewards.mean())))
+        for second, kept in (([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])):
+            learnt.clear()
+            parts = torch.tensor([[1.0, 0.0], second]).T.repeat(n_groups, 1)
+            rewards = parts.sum(1) + torch.tensor([0.5, 0.0]).repeat(n_groups)
+            entry = learner.learn(replace(sampled, parts=parts, rewards=rewards), 0)
+            assert learnt == [one for one, keep in zip(sampled.sequences, kept * n_groups, strict=True) if keep]
+            assert ("loss" in entry, entry["reward"]) == (any(kept), pytest.approx(float(rewards.mean())))
         sampler.close()
         learner.policy.close()
 
@@ -54,10 +55,7 @@ def test_a_rollout_is_kept_where_all_parts_agree():
     parts[:2, 1], parts[3, 0] = torch.nan, torch.nan  # does not apply to two of a group, to one alone
     assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, True, True]
 
-
-@pytest.mark.parametrize(("n", "value"), [(2, 0.1), (3, 0.7), (7, 12.63), (16, 1234.1)])
-def test_a_part_without_spread_is_on_both_sides(n, value):
-    rewards, groups = torch.full((n,), value), torch.zeros(n).long()
-    parts = torch.stack([rewards, torch.arange(n).float()], 1)
-    expected = torch.arange(n) >= (n - 1) / 2
-    assert same_side_of_mean(parts, groups, "above").equal(expected)
+    for n, value in ((2, 0.1), (3, 0.7), (7, 12.63), (16, 1234.1)):  # a part without spread is on both sides
+        parts = torch.stack([torch.full((n,), value), torch.arange(n).float()], 1)
+        expected = torch.arange(n) >= (n - 1) / 2
+        assert same_side_of_mean(parts, torch.zeros(n).long(), "above").equal(expected)

@@ -7,7 +7,6 @@ from tests.datasets.writing import load
 DOCUMENT = """<?xml version="1.0" encoding="UTF-8"?>
 <Document id="0000001_1" source="CancerGov" url="https://www.cancer.gov/leukemia">
 <Focus>Adult Leukemia</Focus>
-<FocusAnnotations><UMLS><CUIs><CUI>C0751606</CUI></CUIs></UMLS></FocusAnnotations>
 <QAPairs>
   <QAPair pid="1">
     <Question qid="0000001_1-1" qtype="information">What is (are) Adult Leukemia ?</Question>
@@ -40,19 +39,14 @@ def folder(tmp_path):
     return tmp_path / "MedQuAD"
 
 
-def test_an_answer_is_the_gold_document_of_its_question(folder):
+def test_an_answer_is_the_gold_document_of_its_question_which_websites_share_on_request(folder):
     data = load("medquad", str(folder))
     answer, question = "A cancer of the blood & bone marrow.", "What is (are) Adult Leukemia ?"
     assert data.corpus["1-0000001_1-1"] == Document("1-0000001_1-1", "Adult Leukemia", answer)
     assert list(data.corpus) == ["1-0000001_1-1", "2-0000001_1-1"]
     assert data.tasks.items[0] == Task.question("1-0000001_1-1", question, answer, ("1-0000001_1-1",), "information")
-
-
-def test_websites_with_the_same_question_are_merged_on_request(folder):
     (task,) = load("medquad", str(folder), merge_questions=True).tasks
     assert (task.id, task.gold) == ("1-0000001_1-1", ("1-0000001_1-1", "2-0000001_1-1"))
-    (task,) = load("medquad", str(folder / "2_GARD_QA")).tasks
-    assert task.gold == ("2-0000001_1-1",)
 
 
 BAD = {

@@ -17,13 +17,17 @@ def test_equal_seeds_give_equal_worlds_and_other_seeds_other_ones():
     assert generate_personas(4, 30, 5, 10)[1] != TASKS
 
 
-def test_a_dialogue_grows_by_a_turn_per_task_in_one_split():
+def test_a_dialogue_grows_by_a_turn_per_task_and_splits_share_no_persona_and_no_story():
     assert len(TASKS) == 3 * 45 == len({task.id for task in TASKS})
     for first, second, third in zip(*(TASKS[i::3] for i in range(3)), strict=True):
         assert first.inputs["persona"] == second.inputs["persona"] == third.inputs["persona"]
         assert third.inputs["history"][:4] == [*second.inputs["history"], second.answers[0]][:4]
         assert len({first.split, second.split, third.split}) == 1
         assert len({*first.gold, *second.gold, *third.gold}) == 3
+    by_split = [[task for task in TASKS if task.split == split] for split in ("train", "dev", "test")]
+    for part_of in (lambda task: str(task.inputs["persona"]), lambda task: task.gold):
+        seen = [{part_of(task) for task in tasks} for tasks in by_split]
+        assert len(set.union(*seen)) == sum(map(len, seen))
 
 
 def test_only_the_right_story_has_the_words_that_a_reply_adds():
@@ -34,13 +38,6 @@ def test_only_the_right_story_has_the_words_that_a_reply_adds():
         added = {word for word in words if word in INSTRUMENTS or word[0].isupper() or word.isdigit()}
         assert len(stories) == 5
         assert [added <= {*re.findall(r"\w+", story.text)} for story in stories] == [True, *[False] * 4]
-
-
-def test_splits_share_no_persona_and_no_story():
-    by_split = {split: [task for task in TASKS if task.split == split] for split in ("train", "dev", "test")}
-    for part in ("persona", "gold"):
-        seen = [{str(t.gold if part == "gold" else t.inputs[part]) for t in tasks} for tasks in by_split.values()]
-        assert len(set.union(*seen)) == sum(map(len, seen))
 
 
 def test_policy_demo_knows_every_word():

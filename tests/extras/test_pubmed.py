@@ -3,6 +3,7 @@ from itertools import chain, repeat
 import pytest
 
 from leret.core.errors import RetrievalError
+from leret.core.types import Passage
 from leret.extras.pubmed import PubMed, PubMedSettings
 from tests.extras.ncbi import ARTICLES, article, efetch, esearch, ncbi
 from tests.retrieval.serving import Reply, loopback
@@ -22,28 +23,23 @@ def pubmed(url, **settings):
     return PubMed(PubMedSettings(**{"url": url, "retry_for_s": 0.0, "timeout_s": 5.0, **settings}))
 
 
-def test_a_boolean_query_is_sent_unchanged_and_order_is_kept():
+def test_a_boolean_query_is_sent_unchanged_and_records_are_read_in_order():
     with loopback(ncbi({BOOLEAN: ["31", "7", "52", "8"]})) as server:
-        [ranking] = pubmed(server.url, email="a@b.org").search([BOOLEAN], 3)
+        [ranking] = pubmed(server.url, email="a@b.org").search([BOOLEAN], 4)
     search, fetch = server.asked
     assert (search.method, search.path) == ("GET", "/esearch.fcgi")
     assert search.params == {
-        "db": "pubmed", "retmode": "json", "term": BOOLEAN, "retmax": "3", "sort": "relevance",
+        "db": "pubmed", "retmode": "json", "term": BOOLEAN, "retmax": "4", "sort": "relevance",
         "tool": "leret", "email": "a@b.org",
     }  # fmt: skip
     assert (fetch.method, fetch.path) == ("POST", "/efetch.fcgi")
-    assert (fetch.params["id"], fetch.params["retmode"]) == ("31,7,52", "xml")
-    assert [(passage.doc_id, passage.score) for passage in ranking] == [("31", 1.0), ("7", 1 / 2), ("52", 1 / 3)]
-
-
-def test_records_with_markup_labels_and_gaps_are_read():
-    with loopback(ncbi({"q": ["31", "7", "52", "8"]})) as server:
-        assert [passage[:3] for passage in pubmed(server.url).search(["q"], 9)[0]] == [
-            ("31", "Aspirin & p53: CO2 in rats.", "BACKGROUND: We asked <5. RESULTS: It 14C did."),
-            ("7", "No abstract here", ""),
-            ("52", "Odd Syndrome", "A review."),
-            ("8", "Titre français", ""),
-        ]
+    assert (fetch.params["id"], fetch.params["retmode"]) == ("31,7,52,8", "xml")
+    assert ranking == (
+        Passage("31", "Aspirin & p53: CO2 in rats.", "BACKGROUND: We asked <5. RESULTS: It 14C did.", 1.0),
+        Passage("7", "No abstract here", "", 1 / 2),
+        Passage("52", "Odd Syndrome", "A review.", 1 / 3),
+        Passage("8", "Titre français", "", 1 / 4),
+    )
 
 
 def test_missing_records_are_requested_again():

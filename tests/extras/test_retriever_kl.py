@@ -91,6 +91,9 @@ def test_rows_hold_questions_and_documents_of_states_with_spread(models, tmp_pat
         assert len(others) == 7
         [row, *_] = retriever_rows(run, environment, settings=RetrieverSettings.model_validate(dense))
         assert (row["query"], row["documents"][0]) == ("query: what purrs 0", "Cat / the cat sat on the mat")
+    succeeds("store", "export", "--run", run.path, "--form", "retriever", "--out", tmp_path / "rows.parquet")
+    rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert [(row["predictor"], row["doc_ids"][0], row["scores"][0]) for row in rows] == [("pick", "cat", 1.0)] * 8
     even = sampled(tmp_path / "even", dense, samples=(("cat",), ("cat",)))
     with Environment.open(even) as environment:
         assert not list(retriever_rows(even, environment))
@@ -155,19 +158,18 @@ def test_a_trained_retriever_prefers_what_earned_rewards_and_has_an_index_of_its
     with pytest.raises(RetrievalError, match=f"different settings.*{key}"):
         load_retriever(trained, corpus_of(run), tmp_path)
     more = {} if kind == "dense" else {"candidates": None}
-    engine = load_retriever(
-        trained.model_copy(update={"index": str(tmp_path / "new"), **more}), corpus_of(run), tmp_path
-    )
+    other = trained.model_copy(update={"index": str(tmp_path / "new"), **more})
+    engine = load_retriever(other, corpus_of(run), tmp_path)
     assert engine.search(["what purrs 3"], 1)[0][0].doc_id == "cat"
     assert train(RetrieverKLRecipe(**SMALL, num_train_epochs=15, max_length=16), run).already
 
 
 def test_an_interrupted_training_resumes_to_the_same_weights(models, tmp_path):
     run = sampled(tmp_path / "run", {"kind": "dense", "model": str(models / "dense")})
-    keys = {**SMALL, "num_train_epochs": 3, "save_steps": 2}
+    keys = {**SMALL, "num_train_epochs": 2, "save_steps": 2}
     whole = train(RetrieverKLRecipe(**keys, name="whole"), run)
     with pytest.raises(KeyboardInterrupt):
-        train(RetrieverKLRecipe(**keys, name="parts"), run, progress=Stopper(3, interrupt))
+        train(RetrieverKLRecipe(**keys, name="parts"), run, progress=Stopper(2, interrupt))
     parts = train(RetrieverKLRecipe(**keys, name="parts"), run)
     assert 0 < parts.resumed_from < parts.steps
     assert record(parts)["weights"] == record(whole)["weights"]
@@ -185,12 +187,3 @@ def test_the_model_is_the_runs_or_that_of_init_from(models, tmp_path):
     assert record(second)["total_steps"] == 2 * record(first)["total_steps"]
     with pytest.raises(ValueError, match="eval_steps"):
         RetrieverKLRecipe(eval_steps=5)
-
-
-def test_rows_are_exported_by_the_command(models, tmp_path):
-    run = sampled(tmp_path / "run", {"kind": "dense", "model": str(models / "dense")})
-    out = tmp_path / "rows.parquet"
-    succeeds("store", "export", "--run", run.path, "--form", "retriever", "--out", out)
-    rows = pq.read_table(out).to_pylist()
-    assert len(rows) == 8
-    assert (rows[0]["predictor"], rows[0]["doc_ids"][0], rows[0]["scores"][0]) == ("pick", "cat", 1.0)

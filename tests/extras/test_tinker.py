@@ -6,28 +6,15 @@ from transformers import AutoTokenizer
 from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.policies.load import compute_digest, make_policy, probe
-from tests.extras.tinker_server import BASE, KEY, TinkerStub
+from tests.extras.tinker_server import BASE
 from tests.policies.conftest import ask
 from tests.tiny import tiny_policy
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def stub(base):
-    stub = TinkerStub(base)
-    with stub.serving():
-        yield stub
-
-
 @pytest.fixture
 def settings(stub, base, monkeypatch):
-    monkeypatch.setenv("TINKER_API_KEY", KEY)
     monkeypatch.setenv("TINKER_BASE_URL", stub.url)
     return PolicySettings.model_validate({"kind": "tinker", "model": BASE, "tokenizer": str(base), "timeout_s": 20})
 
@@ -65,24 +52,22 @@ def test_the_key_is_needed_and_stays_secret(settings, monkeypatch):
         make_policy(settings)
 
 
-def test_what_the_server_lacks_is_said(settings, stub):
+def test_what_the_server_lacks_is_said(settings, stub, monkeypatch):
     with pytest.raises(PolicyError, match=f"policy.model: .* has no model 'other/model'; available: {BASE}"):
         asyncio.run(probe(changed(settings, model="other/model")))
     with pytest.raises(PolicyError, match=r"policy\.url: http://127.0.0.1:9 does not answer"):
         asyncio.run(probe(changed(settings, url="http://127.0.0.1:9")))
     policy = make_policy(settings)
     asyncio.run(policy.complete(ask("the city", 1)))
+    whole = stub.asample
+    with monkeypatch.context() as patch:
+        patch.setattr(stub, "asample", lambda body: whole({**body, "num_samples": 1}))
+        with pytest.raises(PolicyError, match="3 sequence ids for 1 sequences"):
+            asyncio.run(policy.complete(ask("the city", 1, 2, 3)))
     stub.samplers.clear()
     with pytest.raises(PolicyError, match=r"RequestFailedError: .*not found: sampler") as error:
         asyncio.run(policy.complete(ask("the city", 1)))
     assert error.value.exit_code == 1
-
-
-def test_missing_completions_are_an_error(settings, stub, monkeypatch):
-    whole = stub.asample
-    monkeypatch.setattr(stub, "asample", lambda body: whole({**body, "num_samples": 1}))
-    with pytest.raises(PolicyError, match="3 sequence ids for 1 sequences"):
-        asyncio.run(make_policy(settings).complete(ask("the city", 1, 2, 3)))
 
 
 def test_a_digest_names_the_model_and_its_tokenizer(settings, tmp_path):

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 import torch
 from pydantic import ValidationError
@@ -26,11 +24,6 @@ STEPS = {
 }
 
 
-def weights(stub, report):
-    saved = stub.saved[json.loads((report.path / "tinker.json").read_text())["weights"]]
-    return dict(saved.network.named_parameters())
-
-
 @pytest.mark.parametrize("name", ["sft", "token", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_steps_equal_those_of_trl(tinker_run, base, stub, name):
     whole = changed(STEPS[name], max_steps=2, per_device_train_batch_size=100, learning_rate=1e-4)
@@ -40,7 +33,7 @@ def test_steps_equal_those_of_trl(tinker_run, base, stub, name):
     for ours, theirs in zip(log(remote), log(local)[:2], strict=True):
         for key in {"loss", "rewards/chosen", "rewards/margins"} & ours.keys():
             assert ours[key] == pytest.approx(theirs[key], rel=1e-5, abs=1e-5), key
-    trained, expected = weights(stub, remote), load_file(local.path / "model.safetensors")
+    trained, expected = stub.weights(remote), load_file(local.path / "model.safetensors")
     differences = torch.cat([(trained[key] - weight).detach().abs().flatten() for key, weight in expected.items()])
     assert differences.mean() < 1e-6  # Adam enlarges rounding errors of single weights
     asked = [request for request, _ in stub.requests].count("asample")
@@ -55,7 +48,7 @@ def test_a_stopped_training_resumes(tinker_run, stub):
     assert (resumed.resumed_from, resumed.steps, resumed.examples) == (1, 3, 24)
     straight = train(changed(recipe, name="straight"), tinker_run)
     assert log(resumed) == log(straight)
-    assert all((weights(stub, resumed)[name] == one).all() for name, one in weights(stub, straight).items())
+    assert all((stub.weights(resumed)[name] == one).all() for name, one in stub.weights(straight).items())
 
 
 def test_a_run_of_another_policy_is_refused(run, stub):

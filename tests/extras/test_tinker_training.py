@@ -22,13 +22,12 @@ from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, re
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
-KEYS = {**ONLINE, "engine": "tinker", "lora": {"r": 4}, "max_steps": 3, "questions_per_round": 2, "save_steps": 1}
+KEYS = {**ONLINE, "engine": "tinker", "lora": {"r": 4}, "max_steps": 2, "questions_per_round": 2, "save_steps": 1}
 GRPO = TinkerGRPO(**KEYS)
 UPDATES = {
-    "dapo": (GRPO, "importance_sampling"),
     "token": (changed(GRPO, loss_type="token"), "importance_sampling"),
     "sequence": (changed(GRPO, loss_type="sequence"), "importance_sampling"),
-    "penalty": (changed(GRPO, beta=0.2), "importance_sampling"),
+    "dapo with a penalty": (changed(GRPO, beta=0.2), "importance_sampling"),
     "rloo": (TinkerRLOO(**KEYS), "importance_sampling"),
     "several": (changed(GRPO, num_mini_batches=2, num_iterations=2, epsilon=0.05), "ppo"),
 }
@@ -74,11 +73,6 @@ def test_a_round_is_learnt_as_in_lerets_own_loop(stub, base, name):
         assert (one - two).abs().max() < 1e-5, key
 
 
-def weights(stub, report):
-    model = stub.saved[json.loads((report.path / "tinker.json").read_text())["sampler_weights"]]
-    return [weight.tolist() for weight in model.network.parameters()]
-
-
 def test_a_stopped_training_resumes_and_trains_the_sampled_tokens(tinker_run, stub):
     with pytest.raises(ZeroDivisionError):
         train(GRPO, tinker_run, progress=Stopper(2, fail))
@@ -87,7 +81,7 @@ def test_a_stopped_training_resumes_and_trains_the_sampled_tokens(tinker_run, st
         train(GRPO, tinker_run)
     stub.saved = saved
     resumed = train(GRPO, tinker_run)
-    assert (resumed.resumed_from, resumed.steps) == (1, 3)
+    assert (resumed.resumed_from, resumed.steps) == (1, 2)
     drawn = {(*prompt, *ids): logps for prompt, ids, logps in stub.samples}
     assert len(stub.trained) > 20
     for ids, inputs in stub.trained:
@@ -95,19 +89,20 @@ def test_a_stopped_training_resumes_and_trains_the_sampled_tokens(tinker_run, st
         assert inputs["logprobs"][-len(logps) :] == pytest.approx(logps)
         assert not any(inputs["advantages"][: -len(logps)])
     straight = train(changed(GRPO, name="straight"), tinker_run)
-    assert weights(stub, straight) == weights(stub, resumed)
-    assert weights(stub, resumed) != [weight.tolist() for weight in stub.base.network.parameters()]
+    after = stub.weights(resumed, "sampler_weights")
+    before = dict(stub.base.network.named_parameters())
+    assert all((after[name] == one).all() for name, one in stub.weights(straight, "sampler_weights").items())
+    assert any((after[name] != one).any() for name, one in before.items())
     assert [entry["reward"] for entry in log(straight)] == [entry["reward"] for entry in log(resumed)]
     assert KEY not in "".join(path.read_text() for path in tinker_run.path.rglob("*.json"))
 
 
 def test_the_best_step_is_kept_and_trained_further(tinker_run, stub):
-    recipe = changed(GRPO, max_steps=2, eval_steps=1, eval_tasks=2, eval_split="train", learning_rate=0.05)
+    recipe = changed(GRPO, max_steps=1, eval_steps=1, eval_tasks=2, eval_split="train", learning_rate=0.05)
     report = train(recipe, tinker_run)
-    scores = {e["step"]: e["eval_recall"] for e in log(report) if "eval_recall" in e}
-    assert set(scores) == {0, 1, 2}
+    assert {entry["step"] for entry in log(report) if "eval_recall" in entry} == {0, 1}
     again = train(changed(GRPO, name="again", init_from="grpo", max_steps=1), tinker_run)
-    assert record(again)["total_steps"] == 3
+    assert record(again)["total_steps"] == 2
     loaded = [body["path"] for name, body in stub.requests if name == "load_weights"]
     assert loaded[-1] == json.loads((report.path / "tinker.json").read_text())["weights"]
 

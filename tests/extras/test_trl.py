@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -6,6 +7,7 @@ import pytest
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import RetrievalError, TrainingError
+from leret.core.runs import Run
 from leret.extras.trl import GRPOWithTRL, RLOOWithTRL, StoredStates
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment, training_tasks
@@ -13,18 +15,24 @@ from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of
-from tests.training.rounds.conftest import run  # noqa: F401
+from tests.training.rounds.conftest import online_run
 from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, weights_of
 
 KEYS = {**ONLINE, "max_steps": 2, "per_device_train_batch_size": 8, "save_steps": 1}
 GRPO = GRPOWithTRL(**KEYS)
 
 
-@pytest.fixture
-def sampled(run):  # noqa: F811
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, base):
+    run = online_run(tmp_path_factory.mktemp("stored"), base)
     recipe = run.sampling()
     sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), run)
     return run
+
+
+@pytest.fixture
+def sampled(stored, tmp_path):
+    return Run.open(shutil.copytree(stored.path.parent, tmp_path, dirs_exist_ok=True) / "run")
 
 
 @pytest.mark.parametrize("recipe", [GRPO, RLOOWithTRL(**KEYS)], ids=["grpo", "rloo"])
@@ -46,24 +54,11 @@ def test_two_steps_end_with_a_policy_and_our_rewards_in_the_log(sampled, base, r
 
 
 def test_a_stopped_training_goes_on_to_the_same_weights(sampled):
-    recipe = changed(GRPO, max_steps=4)
     with pytest.raises(ZeroDivisionError):
-        train(recipe, sampled, progress=Stopper(3, fail))
-    resumed = train(recipe, sampled)
-    assert resumed.resumed_from == 2
-    assert weights_of(resumed.path) == weights_of(train(changed(recipe, name="straight"), sampled).path)
-
-
-@pytest.fixture
-def scored(sampled, base):
-    with Environment.open(sampled) as environment, Store(sampled.store, read_only=True) as store:
-        environment.retriever = SimpleNamespace(search=Mock(wraps=environment.retriever.search))
-        policy = LocalPolicy(LocalPolicySettings(model=str(base)))
-        states = StoredStates(GRPO, environment, sampled, policy, training_tasks(environment, GRPO))
-        environment.retriever.search.reset_mock()
-        groups = store.finished(sampled.manifest.policy_digest)
-        yield states, environment.retriever.search, [one for group in groups for one in group.samples]
-        states.close()
+        train(GRPO, sampled, progress=Stopper(2, fail))
+    resumed = train(GRPO, sampled)
+    assert (resumed.resumed_from, resumed.steps) == (1, 2)
+    assert weights_of(resumed.path) == weights_of(train(changed(GRPO, name="straight"), sampled).path)
 
 
 def ask(states, samples):
@@ -72,27 +67,31 @@ def ask(states, samples):
     return states(turns, [one.state_id for one in samples], trainer_state=state, log_metric=lambda name, value: None)
 
 
-def test_a_batch_is_scored_as_our_sampling_scored_it_in_one_call_of_the_retriever(scored):
-    states, search, samples = scored
-    assert ask(states, samples) == pytest.approx([one.reward for one in samples])
-    assert len({one.state_id for one in samples}) == 24
-    assert search.call_count == 1
-    assert ask(states, samples[::-1]) == pytest.approx([one.reward for one in samples[::-1]])
+def test_a_batch_is_scored_as_our_sampling_scored_it_in_one_call_of_the_retriever(sampled, base):
+    with Environment.open(sampled) as environment, Store(sampled.store, read_only=True) as store:
+        search = Mock(wraps=environment.retriever.search)
+        environment.retriever = SimpleNamespace(search=search)
+        policy = LocalPolicy(LocalPolicySettings(model=str(base)))
+        states = StoredStates(GRPO, environment, sampled, policy, training_tasks(environment, GRPO))
+        search.reset_mock()
+        groups = store.finished(sampled.manifest.policy_digest)
+        samples = [one for group in groups for one in group.samples]
+        assert ask(states, samples) == pytest.approx([one.reward for one in samples])
+        assert len({one.state_id for one in samples}) == 24
+        assert search.call_count == 1
+        assert ask(states, samples[::-1]) == pytest.approx([one.reward for one in samples[::-1]])
 
+        states.recipe = changed(GRPO, unparsed_reward=-2.0)
+        assert ask(states, [samples[0], replace(samples[1], completion="")]) == [pytest.approx(samples[0].reward), -2.0]
 
-def test_what_does_not_parse_has_the_price_of_the_recipe(scored):
-    states, _, samples = scored
-    states.recipe = changed(GRPO, unparsed_reward=-2.0)
-    assert ask(states, [samples[0], replace(samples[1], completion="")]) == [pytest.approx(samples[0].reward), -2.0]
-
-
-def test_an_outage_is_none(scored):
-    states, search, samples = scored
-    lenient = states.environment.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
-    states.environment.recipe = states.environment.recipe.model_copy(update={"sampling": lenient})
-    search.side_effect = RetrievalError("away")
-    asked = [(one.reward, found) for one, found in zip(samples, ask(states, samples), strict=True)]
-    assert {found for reward, found in asked if found != pytest.approx(reward)} == {None}  # the paths' own are known
+        lenient = environment.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
+        environment.recipe = environment.recipe.model_copy(update={"sampling": lenient})
+        search.side_effect = RetrievalError("away")
+        asked = [(one.reward, found) for one, found in zip(samples, ask(states, samples), strict=True)]
+        assert {found for reward, found in asked if found != pytest.approx(reward)} == {
+            None
+        }  # the paths' own are known
+        states.close()
 
 
 def test_more_completions_a_batch_than_the_states_give_are_refused(sampled):

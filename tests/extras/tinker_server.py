@@ -5,13 +5,11 @@ It trains all weights instead of an adapter. Its checkpoints are copies of weigh
 
 import copy
 import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
 import numpy as np
 import torch
+from aiohttp import web
 from transformers import AutoModelForCausalLM
 
 KEY, BASE = "tml-secret-of-the-test", "test/tiny"
@@ -34,16 +32,21 @@ class TinkerStub:
         self.base = Model(AutoModelForCausalLM.from_pretrained(base).eval())
         self.runs, self.saved, self.samplers, self.results = {}, {}, {}, {}
         self.requests, self.samples, self.trained, self.losses = [], [], [], []
-        self.numbers, self.lock, self.url = count(), threading.Lock(), ""
+        self.numbers, self.url = count(), ""
 
-    @contextmanager
-    def serving(self):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": self}))
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        yield self.url
-        server.shutdown()
-        server.server_close()
+    async def handle(self, request):
+        name = request.path.rpartition("/")[2]
+        if name != "healthz" and request.headers.get("X-API-Key") != KEY:
+            return web.json_response({"detail": "invalid key"}, status=401)
+        if request.method == "GET":
+            answer = self.get(name)
+        elif "protobuf" in request.content_type:
+            answer = self.post(name, {"proto": await request.read()})
+        else:
+            answer = self.post(name, json.loads(await request.text() or "{}"))
+        if isinstance(answer, bytes):
+            return web.Response(body=answer, content_type="application/x-protobuf")
+        return web.json_response(answer)
 
     def get(self, name):
         if name == "get_server_capabilities":
@@ -70,6 +73,10 @@ class TinkerStub:
         except KeyError as error:
             self.results[promise["request_id"]] = {"error": f"not found: {error.args[0]}", "category": "user"}
         return promise | {"sample_sequence_ids": [str(i) for i in range(body.get("num_samples", 0))]}
+
+    def weights(self, report, kind="weights"):
+        saved = self.saved[json.loads((report.path / "tinker.json").read_text())[kind]]
+        return dict(saved.network.named_parameters())
 
     def sampler(self, path):
         name = f"sampler-{next(self.numbers)}"
@@ -161,31 +168,3 @@ class TinkerStub:
 
 def _drawn(logits, noise):
     return logits.softmax(-1).multinomial(1, generator=noise)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    stub: TinkerStub
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        self.answer(self.stub.get)
-
-    def do_POST(self):
-        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        is_proto = "protobuf" in self.headers.get("Content-Type", "")
-        self.answer(self.stub.post, {"proto": content} if is_proto else json.loads(content or b"{}"))
-
-    def answer(self, route, *body):
-        name, status, answer = self.path.rpartition("/")[2], 401, {"detail": "invalid key"}
-        if name == "healthz" or self.headers.get("X-API-Key") == KEY:
-            with self.stub.lock:
-                status, answer = 200, route(name, *body)
-        content, kind = (answer, "x-protobuf") if isinstance(answer, bytes) else (json.dumps(answer).encode(), "json")
-        self.send_response(status)
-        self.send_header("Content-Type", f"application/{kind}")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *args):
-        """Write no log."""

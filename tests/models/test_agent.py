@@ -69,7 +69,9 @@ def test_the_rows_of_an_agent_are_the_calls_of_react():
 def test_two_steps_leave_a_half_precision_policy_that_starts_from_the_demos(tmp_path, monkeypatch):
     monkeypatch.setattr(agent, "make_gate", lambda tokenizer: make_gate(tokenizer, n=2))
     monkeypatch.setattr(agent, "_MIX", replace(agent._MIX, questions=12))
-    monkeypatch.setattr(agent, "_TRAINING", replace(agent._TRAINING, lr=0.0, matrix_lr=0.0))
+    small = {"pool_rows": 8, "batch_tokens": 256, "lr": 0.0, "matrix_lr": 0.0}
+    monkeypatch.setattr(agent, "_TRAINING", replace(agent._TRAINING, **small))
+    monkeypatch.setattr("models.pretrain.stage._MAX_TOKENS", 4)
     out = agent.pretrain_agent(tmp_path / "policy", Progress(), seed=1, steps=2)
     before, after = (load_file(path / "model.safetensors") for path in (policy_directory("demo"), out))
     n_words = len(words.vocabulary())

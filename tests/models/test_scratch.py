@@ -10,6 +10,7 @@ from leret.core.progress import Progress
 from models import __main__ as command
 from models import scratch
 from models.gate import holding, make_gate, names_copied
+from models.pretrain.stage import copied, distinct
 from models.worlds import StreamSettings
 
 
@@ -19,6 +20,9 @@ def _small(monkeypatch):
     monkeypatch.setattr(scratch, "StreamSettings", partial(StreamSettings, questions=20))
     for name in ("_LOOKING_UP", "MIXED"):
         monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), questions=20))
+    for name in ("_FIRST", "SECOND"):
+        monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), pool_rows=8, batch_tokens=256))
+    monkeypatch.setattr("models.pretrain.stage._MAX_TOKENS", 4)
 
 
 def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path):
@@ -31,7 +35,9 @@ def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path):
     assert sum(call.args[0] for call in progress.advance.call_args_list) == 2
 
 
-def test_measures_are_shares_of_names_and_of_pairs_of_name_parts():
+def test_measures_are_shares():
+    assert copied([[[1, 2], [9, 1]]], [[1, 2, 3]]) == 0.75  # of the words
+    assert distinct([[[1], [1]], [[1], [2]]]) == 0.75  # of the samples
     assert holding([[[1, 2, 3], [2, 1]], [[7, 8]]], [(1, 2), (8,)]) == round(2 / 3, 3)
     parts = {10: 0, 11: 1, 12: 1, 20: 2, 21: 3}
     written = [[[10, 11, 5], [10, 12], [20, 21], [5, 6]]]

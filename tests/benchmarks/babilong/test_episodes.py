@@ -39,10 +39,8 @@ def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
         "q_values": [0.9, 0.2], "texts": [CHUNKS[0], CHUNKS[3]], "return": 0.5, "f1": 0.5, "em": 0.0,
         "gold_within": 0.0,
     }  # fmt: skip
-
-
-def test_em_wants_the_gold_facts_alone_and_gold_within_any_more(tmp_path):
-    [line] = logged(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, scoring("all_found"))
+    rows = picks("a", ("0", 1), ("2", 1), ("1", 1))  # em wants the gold facts alone, gold_within any more
+    [line] = logged(tmp_path / "l", rows, TASKS, {}, scoring("all_found"))
     assert (line["em"], line["gold_within"], line["f1"], line["return"]) == (0.0, 1.0, 0.8, 1.0)
 
 
@@ -88,7 +86,7 @@ def picking(tmp_path, monkeypatch):
 def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):
     recipe = asks("raw-question", "oracle-titles", "base", measures=("fact_em", "fact_f1"))
     reports = sweep(recipe, picking, [4, 20], Progress())
-    assert all(report.already for report in sweep(recipe, picking, [4, 20], Progress()))
+    assert sweep(recipe, picking, [4], Progress())[0].already
     points = json.loads((picking.eval / "sweep.json").read_text())
     assert points["lengths"] == [4, 20]
     fact_em = {row["system"]: [point["fact_em"] for point in row["points"]] for row in points["rows"]}

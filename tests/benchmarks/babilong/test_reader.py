@@ -47,15 +47,10 @@ def test_scores_are_normalised_and_the_best_reference_counts():
     assert score("kitchen", []) == 0.0
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    policy = scripted("kitchen")
-    monkeypatch.setattr(reader, "shared_policy", lambda settings: policy)
+def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(monkeypatch):
+    asked = scripted("kitchen")
+    monkeypatch.setattr(reader, "shared_policy", lambda settings: asked)
     reader._cached_answer.cache_clear()
-    return policy
-
-
-def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
     part = {"function": "benchmarks.babilong.reader:answer_em", "policy": {"model": "demo"}}
     worth = scoring(RewardSettings.model_validate({"parts": {"answer_em": part}}))
     assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) is None
@@ -65,9 +60,7 @@ def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
     asked.complete.assert_called_once()
     assert "2. House | Mary is in the kitchen." in asked.complete.call_args.args[0].messages[0]["content"]
     assert worth(Outcome(Task("q", TASK.inputs), ranking=FOUND, prediction={})) is None
-
-
-def test_an_outage_of_the_reader_is_no_reward(asked):
+    reader._cached_answer.cache_clear()
     asked.complete.side_effect = PolicyError("the server is down")
     with pytest.raises(PolicyError, match="down"):
         answer_em(Outcome(TASK, ranking=FOUND, prediction={}), {"model": "demo"})
