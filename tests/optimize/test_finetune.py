@@ -35,8 +35,6 @@ def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, m
     same = train_examples(str(weights), EXAMPLES, {**KEYS, "max_steps": 0}, "run")
     assert same.is_absolute(), "an LM of that name is saved, and loaded elsewhere"
     assert greedy(lm.copy(model=f"leret/{same}")) == greedy(lm)
-    other = train_examples(str(weights), EXAMPLES, KEYS, tmp_path)
-    assert greedy(lm.copy(model=f"leret/{other}")) != greedy(lm)
 
 
 @pytest.mark.parametrize(
