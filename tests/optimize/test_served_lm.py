@@ -107,13 +107,10 @@ def test_dspy_lm_with_finetuning_model_is_trained(stub, weights, trainset, tmp_p
     assert files_with(KEY, tmp_path) == []
 
 
-@pytest.mark.parametrize("make", [
-    lambda url: leret.LM("tiny", api_base=url),
-    lambda url: dspy.LM("openai/tiny", api_base=url, api_key=KEY),
-])  # fmt: skip
-def test_error_without_weights_says_what_to_write(make, stub, trainset, tmp_path):
+@pytest.mark.parametrize(("kind", "name"), [(leret.LM, "tiny"), (dspy.LM, "openai/tiny")], ids=["leret", "dspy"])
+def test_error_without_weights_says_what_to_write(kind, name, stub, trainset, tmp_path):
     with pytest.raises(PolicyError) as caught:
-        compiled(student(make(stub.url)), tmp_path / "run", trainset)
+        compiled(student(kind(name, api_base=stub.url, api_key=KEY)), tmp_path / "run", trainset)
     assert f"leret.LM('tiny', api_base='{stub.url}', weights=" in str(caught.value)
     assert KEY not in str(caught.value)
 

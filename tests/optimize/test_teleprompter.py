@@ -7,17 +7,16 @@ from dspy.utils.callback import BaseCallback
 
 import leret
 from leret.core.errors import LeretError
-from leret.policies.base import Completion
 from tests.optimize.fakes import TRAIN, VAL, Writer, fake_lm, leret_of, recall, student_of
-from tests.sampling.fakes import FakePolicy
+from tests.programs.test_pick import Placed
 
 pytestmark = pytest.mark.usefixtures("world")
 
 
 class Choosing(Writer):
-    def __init__(self, actor=None):
+    def __init__(self):
         super().__init__()
-        self.pick = leret.Pick(actor=actor)
+        self.pick = leret.Pick()
 
     def forward(self, question):
         made = super().forward(question)
@@ -25,13 +24,8 @@ class Choosing(Writer):
         return dspy.Prediction(found=[one.text])
 
 
-class First(FakePolicy):
-    def _one(self, request, seed):
-        return Completion(request.choice.candidates[0].id, "stop", 0, 0, value=1.0)
-
-
 def test_picks_are_answered_by_their_actors_and_not_trained(tmp_path, trainings):
-    student, actor = student_of(Choosing), First()
+    student, actor = student_of(Choosing), Placed(0)
     with pytest.raises(LeretError, match=r"the Pick pick has no actor.*pick\.actor = POLICY"):
         leret_of(tmp_path / "none").compile(student, trainset=TRAIN)
     student.pick.actor = actor
