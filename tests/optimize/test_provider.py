@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import dspy
 import pytest
 from dspy.clients.utils_finetune import TrainDataFormat
@@ -14,31 +16,18 @@ SFT = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "device": "cpu"}
 
 @pytest.fixture
 def calls(monkeypatch):
-    made = []
-
-    def watched(name):
-        real = getattr(leret.Provider, name)
-
-        def call(*args, **kwargs):
-            made.append((name, args, kwargs))
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(leret.Provider, name, staticmethod(call))
-
+    made = Mock()
     for name in ("launch", "kill", "finetune"):
-        watched(name)
-    return made
-
-
-def names(calls):
-    return [name for name, _, _ in calls]
+        getattr(made, name).side_effect = getattr(leret.Provider, name)
+        monkeypatch.setattr(leret.Provider, name, getattr(made, name))
+    return made.method_calls
 
 
 def length(example, prediction, trace=None):
     return len(prediction.answer) % 10 / 10
 
 
-def test_stock_bootstrap_finetune_trains_through_it(program, trainset, lm, calls):
+def test_stock_bootstrap_finetune_trains_through_it_and_is_loaded_trainable(program, trainset, lm, calls, tmp_path):
     optimizer = dspy.BootstrapFinetune(train_kwargs=SFT, num_threads=2)
     compiled = optimizer.compile(program, trainset=trainset, teacher=None)
     [(kill, killed, _), (tune, _, asked)] = calls
@@ -49,15 +38,17 @@ def test_stock_bootstrap_finetune_trains_through_it(program, trainset, lm, calls
     assert asked["train_kwargs"].items() >= SFT.items()
     new = compiled.write.lm
     assert (new is compiled.answer.lm, new.model != lm.model, greedy(new) != greedy(lm)) == (True, True, True)
+    compiled.save(str(tmp_path / "program.json"))
+    loaded = Asking()
+    loaded.load(str(tmp_path / "program.json"), allow_unsafe_lm_state=True)
+    again = loaded.write.lm
+    assert (type(again), again.provider.finetunable) == (leret.LM, True)
+    assert (again.model, again.kwargs, greedy(again)) == (new.model, new.kwargs, greedy(new))
 
 
-@pytest.mark.parametrize(
-    ("keys", "metric", "message"),
-    [({"learning_rat": 1}, None, "did you mean learning_rate"), ({}, lambda *_: 0, "no examples to train on")],
-)
-def test_a_finetuning_that_fails_fails_the_optimizer(program, trainset, keys, metric, message):
-    with pytest.raises(LeretError, match=message):
-        dspy.BootstrapFinetune(metric=metric, train_kwargs=keys, num_threads=2).compile(program, trainset=trainset)
+def test_a_finetuning_that_fails_fails_the_optimizer(program, trainset):
+    with pytest.raises(LeretError, match="did you mean learning_rate"):
+        dspy.BootstrapFinetune(train_kwargs={"learning_rat": 1}).compile(program, trainset=trainset)
 
 
 def test_stock_grpo_is_refused_with_what_to_use(program, trainset):
@@ -71,7 +62,7 @@ def test_better_together_launches_and_kills_what_it_trains(program, trainset, lm
     optimizer = dspy.BetterTogether(metric=length, w=tune)
     best = optimizer.compile(program, trainset=trainset, valset=trainset[:2], strategy="w", num_threads=2)
     assert not best.flag_compilation_error_occurred
-    assert names(calls) == ["launch", "kill", "finetune", "launch", "kill"]
+    assert [name for name, _, _ in calls] == ["launch", "kill", "finetune", "launch", "kill"]
     assert isinstance(greedy(best.write.lm), str)  # killed, it loads again; after a few steps it may say nothing
 
 
@@ -110,17 +101,6 @@ def test_a_server_that_cannot_start_is_an_error(lm, keys, error, message):
     with pytest.raises(error, match=message):
         lm.launch(keys)
     assert module._servers == {}
-
-
-def test_a_saved_program_comes_back_trainable_with_its_weights(program, trainset, tmp_path):
-    compiled = dspy.BootstrapFinetune(train_kwargs=SFT, num_threads=2).compile(program, trainset=trainset)
-    compiled.save(str(tmp_path / "program.json"))
-    loaded = Asking()
-    loaded.load(str(tmp_path / "program.json"), allow_unsafe_lm_state=True)
-    lm = loaded.write.lm
-    assert (type(lm), lm.provider.finetunable) == (leret.LM, True)
-    before = compiled.write.lm
-    assert (lm.model, lm.kwargs, greedy(lm)) == (before.model, before.kwargs, greedy(before))
 
 
 def test_the_demo_policy_has_a_name_of_its_own():

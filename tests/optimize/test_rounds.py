@@ -45,7 +45,7 @@ def trained(steps, number):
     return [(recipe.policy_name, recipe.init_from, recipe.match_steps_of) for recipe in recipes]
 
 
-def test_a_second_round_goes_on_from_the_last_policy_that_is_no_control(tmp_path):
+def test_a_second_round_goes_on_from_the_last_policy_that_is_no_control_or_retriever(tmp_path):
     recipes = [SAMPLING, SFT, IPO, MORE, EVAL]
     assert [step.recipe for step in schedule(recipes, Run(tmp_path))] == recipes
     steps = schedule(recipes, Run(tmp_path), rounds=3)
@@ -55,9 +55,6 @@ def test_a_second_round_goes_on_from_the_last_policy_that_is_no_control(tmp_path
     assert trained(steps, 3) == [("sft-3", "ipo-2", None), ("ipo-3", "sft-3", None), ("sft-more-3", "ipo-2", "ipo-3")]
     policies = [step.recipe.policy for step in steps if step.stage == "sample"]
     assert [policy.model.rpartition("/")[2] for policy in policies] == ["demo", "ipo", "ipo-2"]
-
-
-def test_a_retriever_is_no_policy_of_a_later_round(tmp_path):
     steps = schedule([SAMPLING, SFT, RetrieverKLRecipe()], Run(tmp_path), rounds=2)
     named = [(step.recipe.policy_name, step.recipe.init_from) for step in steps if step.stage == "train"]
     assert named[2:] == [("sft-2", "sft"), ("retriever-kl-2", "base")]
@@ -92,12 +89,16 @@ def parts(steps):
     return [step.recipe.data.part for step in steps if step.stage == "sample"]
 
 
-def test_each_round_samples_its_own_part_of_the_questions(tmp_path):
-    run = Run.create(tmp_path / "r")
-    assert parts(schedule([SAMPLING, SFT], run)) == [None]
-    assert parts(schedule([SAMPLING, SFT], run, rounds=3)) == ["0/3", "1/3", "2/3"]
+def test_each_round_samples_its_own_part_and_is_done_where_a_later_one_has_followed(tmp_path):
+    run, recipes = Run.create(tmp_path / "r"), [SAMPLING, SFT, EVAL]
+    assert parts(schedule(recipes, run)) == [None]
+    assert parts(schedule(recipes, run, rounds=3)) == ["0/3", "1/3", "2/3"]
     run.update(rounds=[{"digest": "a"}, {"digest": "b", "part": "1/2"}])  # begun with other numbers of rounds
-    assert parts(schedule([SAMPLING, SFT], run, rounds=3)) == [None, "1/2", "2/3"]
+    assert parts(schedule(recipes, run, rounds=3)) == [None, "1/2", "2/3"]
+    assert not any(step.done for step in schedule(recipes, run, rounds=2))
+    (run.policies / "sft").mkdir(parents=True)
+    (run.policies / "sft" / "training.json").write_text("{}")
+    assert [step.done for step in schedule(recipes, run, rounds=2)] == [True] * 3 + [False] * 3
 
 
 def test_a_served_policy_stays_served_under_the_name_of_its_weights(tmp_path, weights):
@@ -144,15 +145,6 @@ def test_a_server_of_each_rounds_weights_is_started_for_its_sampling(tmp_path, w
     served = sampling(kind="openai", model="m", urls=["http://127.0.0.1:1/v1"])
     with pytest.raises(ConfigError, match="already has a server; remove --serve"):
         run_stage(schedule([served], Run(tmp_path))[0], run, serve="vllm")
-
-
-def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):
-    run = Run.create(tmp_path / "r")
-    run.update(rounds=[{"digest": "a"}, {"digest": "b"}])
-    assert not any(step.done for step in schedule([SAMPLING, SFT, EVAL], run, rounds=2))
-    (run.policies / "sft").mkdir(parents=True)
-    (run.policies / "sft" / "training.json").write_text("{}")
-    assert [step.done for step in schedule([SAMPLING, SFT, EVAL], run, rounds=2)] == [True] * 3 + [False] * 3
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def files_with(text, folder):
     return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
 
 
-def test_served_lm_is_sampled_trained_saved_and_loaded(stub, weights, trainset, tmp_path, monkeypatch):
+def test_served_lm_is_sampled_trained_saved_and_loaded(stub, weights, trainset, tmp_path):
     lm = leret.LM("o/tiny", api_base=stub.url, weights=weights, api_key=KEY, max_tokens=6)
     best = compiled(student(lm), tmp_path / "run", trainset, algorithms=["sft"], train_kwargs=SFT)
     assert stub.keys == {f"Bearer {KEY}"}
@@ -77,13 +77,12 @@ def test_served_lm_is_sampled_trained_saved_and_loaded(stub, weights, trainset, 
     [note] = [entry["text"] for entry in best.trial_logs if entry["stage"] == "serve"]
     assert stub.url in note
     n_requests = len(stub.requests)
-    answer = best(question=QUESTIONS[0])
+    assert isinstance(best(question=QUESTIONS[0]).answer, str)
     assert len(stub.requests) == n_requests  # the trained LM runs in this process
     best.save(tmp_path / "saved")
     assert files_with(KEY, tmp_path) == []
     loaded = leret.load(tmp_path / "saved", program=Asking())
     assert loaded.write.lm.copy(temperature=0.0)("a book") == best.write.lm.copy(temperature=0.0)("a book")
-    assert isinstance(answer.answer, str)
 
 
 def test_saved_lm_of_a_server_asks_for_its_key(stub, weights, tmp_path, monkeypatch):
@@ -108,13 +107,10 @@ def test_dspy_lm_with_finetuning_model_is_trained(stub, weights, trainset, tmp_p
     assert files_with(KEY, tmp_path) == []
 
 
-@pytest.mark.parametrize("make", [
-    lambda url: leret.LM("tiny", api_base=url),
-    lambda url: dspy.LM("openai/tiny", api_base=url, api_key=KEY),
-])  # fmt: skip
-def test_error_without_weights_says_what_to_write(make, stub, trainset, tmp_path):
+@pytest.mark.parametrize(("kind", "name"), [(leret.LM, "tiny"), (dspy.LM, "openai/tiny")], ids=["leret", "dspy"])
+def test_error_without_weights_says_what_to_write(kind, name, stub, trainset, tmp_path):
     with pytest.raises(PolicyError) as caught:
-        compiled(student(make(stub.url)), tmp_path / "run", trainset)
+        compiled(student(kind(name, api_base=stub.url, api_key=KEY)), tmp_path / "run", trainset)
     assert f"leret.LM('tiny', api_base='{stub.url}', weights=" in str(caught.value)
     assert KEY not in str(caught.value)
 

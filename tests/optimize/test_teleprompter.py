@@ -1,5 +1,4 @@
 import asyncio
-from functools import partial
 from pathlib import Path
 
 import dspy
@@ -8,17 +7,16 @@ from dspy.utils.callback import BaseCallback
 
 import leret
 from leret.core.errors import LeretError
-from leret.policies.base import Completion
-from tests.optimize.fakes import TRAIN, VAL, Words, Writer, fake_lm, leret_of, recall, student_of
-from tests.sampling.fakes import FakePolicy
+from tests.optimize.fakes import TRAIN, VAL, Writer, fake_lm, leret_of, recall, student_of
+from tests.programs.test_pick import Placed
 
 pytestmark = pytest.mark.usefixtures("world")
 
 
 class Choosing(Writer):
-    def __init__(self, actor=None):
+    def __init__(self):
         super().__init__()
-        self.pick = leret.Pick(actor=actor)
+        self.pick = leret.Pick()
 
     def forward(self, question):
         made = super().forward(question)
@@ -26,13 +24,8 @@ class Choosing(Writer):
         return dspy.Prediction(found=[one.text])
 
 
-class First(FakePolicy):
-    def _one(self, request, seed):
-        return Completion(request.choice.candidates[0].id, "stop", 0, 0, value=1.0)
-
-
 def test_picks_are_answered_by_their_actors_and_not_trained(tmp_path, trainings):
-    student, actor = student_of(Choosing), First()
+    student, actor = student_of(Choosing), Placed(0)
     with pytest.raises(LeretError, match=r"the Pick pick has no actor.*pick\.actor = POLICY"):
         leret_of(tmp_path / "none").compile(student, trainset=TRAIN)
     student.pick.actor = actor
@@ -65,8 +58,7 @@ def test_a_copy_of_the_student_gets_the_trained_lm(tmp_path, trainings):
     assert len(set(best(question=TRAIN[0].question).found) & set(TRAIN[0].gold)) == 2
 
 
-def test_the_student_is_returned_where_nothing_was_better(monkeypatch, trainings, heard):
-    monkeypatch.setattr(Words, "_one", FakePolicy._one)  # no policy is better than another
+def test_the_student_is_returned_where_nothing_was_better(trainings, heard):
     optimizer = leret_of(metric=lambda example, prediction, trace=None: 0.5)
     best = optimizer.compile(student_of(), trainset=TRAIN, valset=VAL)
     assert best.write.lm.model == "leret/words"
@@ -74,21 +66,7 @@ def test_the_student_is_returned_where_nothing_was_better(monkeypatch, trainings
     assert any("returning the student (50 on valset): no training improved it" in line for line in heard())
 
 
-def test_without_a_valset_the_last_result_is_returned_unscored(trainings, heard):
-    best = leret_of(metric=partial(recall)).compile(student_of(), trainset=TRAIN)
-    assert best.write.lm.model == f"leret/{trainings[-1]['directory']}"
-    assert best.candidate_programs[0]["score"] is None
-    assert any("no valset" in line for line in heard())
-
-
-def test_compile_works_in_a_notebook(trainings):
-    async def cell():
-        return leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
-
-    assert asyncio.run(cell())._compiled
-
-
-def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(trainings):
+def test_in_a_notebook_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(trainings):
     heard = []
 
     class Watch(BaseCallback):
@@ -101,8 +79,11 @@ def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(training
         def on_adapter_parse_start(self, call_id, instance, inputs):
             heard.append("parse")
 
-    with dspy.context(callbacks=[Watch()]):
-        leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
+    async def cell():
+        with dspy.context(callbacks=[Watch()]):
+            return leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
+
+    assert asyncio.run(cell())._compiled
     assert [name for name in heard if name != "parse"] == ["LeReT", "student", "sft", "ipo"]
     assert heard.count("parse") == 3 * 2 * len(VAL)  # of the evaluations alone
 

@@ -1,14 +1,18 @@
 import pytest
 
-from tests.optimize.fakes import TRAIN, Answering, fake_lm, leret_of, student_of
+from tests.optimize.fakes import TRAIN, Answering, Words, fake_lm, leret_of, student_of
 
 pytestmark = pytest.mark.usefixtures("world")
 
 
-def test_every_distinct_lm_is_trained_once_on_its_own_predictors(trainings):
-    one, two = fake_lm("one"), fake_lm("two")
+def test_every_distinct_lm_is_sampled_as_it_is_set_and_trained_on_its_own_predictors(trainings):
+    greedy, warm = Words("greedy"), Words("warm")
+    one, two = fake_lm("greedy", greedy, temperature=0.0), fake_lm("warm", warm, temperature=0.5)
     settings = {"reward": None, "algorithms": ["sft"], "metric": lambda example, p, trace=None: len(set(p.answer))}
     best = leret_of(**settings).compile(student_of(Answering, one, answer=two), trainset=TRAIN)
+    for policy, temperature in ((greedy, 1.0), (warm, 0.5)):
+        assert {request.temperature for request in policy.requests} == {temperature}
+    assert [best.write.lm.kwargs["temperature"], best.answer.lm.kwargs["temperature"]] == [0.0, 0.5]
     assert len(trainings) == 2
     assert best.write.lm.model != best.answer.lm.model
     for training, has_context in zip(trainings, (False, True), strict=True):

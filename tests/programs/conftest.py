@@ -1,20 +1,16 @@
 import asyncio
 import json
 import random
-import types
 import typing
-from contextlib import closing, suppress
-from enum import Enum
+from contextlib import closing
 
 import dspy
 import pytest
-from pydantic import BaseModel, ValidationError
 
 from leret.core.types import Passage, Task
 from leret.policies.tool_calls import write_calls
 from leret.programs.checks import check_path
 from leret.programs.needs import NeedsCompletion
-from leret.programs.prompts import ZERO_SHOT
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 
@@ -27,30 +23,16 @@ class Shelf:
 
 
 def made_up(signature, text):
-    """Return made-up values for a signature's outputs; None if an output type is not supported."""
+    """Return made-up values for a signature's outputs; None if there are tool calls among them."""
     values = {name: value_of(info.annotation, text) for name, info in signature.output_fields.items()}
     return None if None in values.values() else values
 
 
 def value_of(kind, text):
-    plain = {str: text, int: 1, float: 1.0, bool: True, typing.Any: text}
-    if kind in plain:
-        return plain[kind]
-    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    origin = typing.get_origin(kind) or kind
     if origin is typing.Literal:
-        return inner[0]
-    if origin in (typing.Union, types.UnionType):
-        return next((value for value in (value_of(member, text) for member in inner) if value is not None), None)
-    if origin in (list, tuple, dict):
-        parts = [value_of(part, text) for part in inner if part is not ...] or [text, text]
-        return dict([parts]) if origin is dict else origin(parts)
-    if issubclass(kind, Enum):
-        return next(iter(kind))
-    if issubclass(kind, BaseModel) and not issubclass(kind, dspy.Type):
-        required = {name: info.annotation for name, info in kind.model_fields.items() if info.is_required()}
-        with suppress(ValidationError):
-            return kind.model_validate({name: value_of(part, text) for name, part in required.items()})
-    return None
+        return typing.get_args(kind)[0]
+    return {str: text, list: [text], dict: {}}.get(origin)
 
 
 def complete(need):
@@ -75,7 +57,7 @@ def complete(need):
 @pytest.fixture
 def walk():
 
-    def walked(program, adapter=None, *, check=False, pure=None, prompts=(ZERO_SHOT,), shared=True):
+    def walked(program, adapter=None, *, check=False, pure=None, shared=True):
         async def run(searches):
             runner = ProgramRunner.over(program, adapter, searches if shared else None)
             task, steps, results, needs = Task.question("q", "who is it?"), [], {}, []
@@ -83,7 +65,7 @@ def walk():
                 needs.append(need)
                 steps.append(runner.formatter.step(need, complete(need)))
             if pure is not None:
-                await check_path(pure, runner, task, steps, results, prompts)
+                await check_path(pure, runner, task, steps, results)
             return needs, need
 
         with closing(SearchBatcher(Shelf())) as searches:

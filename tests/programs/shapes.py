@@ -5,19 +5,19 @@ import json
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import copy_context
-from functools import lru_cache
 
 import dspy
 from pydantic import BaseModel, Field
 
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.programs.search import Found, Search, search_tool
+from tests.programs.zoo import Agent, Retrieving
 from tests.sampling.fakes import WORDS, FakeRetriever
 
-WORKS, SHAPES = "works", {}
-"""Programs by name, with what comes of them: `WORKS`, or a pattern of the error, or of the warning, that they get."""
+WORKS = "works"
+SHAPES = {kind.__name__: (kind, WORKS) for kind in (Agent, Retrieving)}
+"""Programs by name, with what comes of them: `WORKS`, or a pattern of the error that they get."""
 
 QUERY, ANSWER = "question, context: list[str] -> query", "question, context: list[str] -> answer"
 
@@ -25,17 +25,13 @@ QUERY, ANSWER = "question, context: list[str] -> query", "question, context: lis
 def value(kind, rng):
     """Make up a value of a type as DSPy's prompts name it."""
     word = " ".join(rng.choices(WORDS, k=2))
-    if choices := re.findall(r"'([^']*)'", kind) if kind.startswith("Literal") else []:
-        return rng.choice(choices)
-    made = {"bool": rng.random() < 0.5, "int": rng.randrange(2), "float": rng.random(), "str": word}
+    if kind.startswith("Literal"):
+        return rng.choice(re.findall(r"'([^']*)'", kind))
     if kind.startswith("list"):
         return [value(kind[5:-1], rng) for _ in range(2)]
-    if kind.startswith("dict"):
-        return {"query": word}
-    if kind in ("Plan", "Step"):
-        step = {"query": word, "weight": 0.5}
-        return {"steps": [step, step]} if kind == "Plan" else step
-    return made.get(kind.removeprefix("Optional[").rstrip("]").split(" | ")[0], word)
+    if kind == "Plan":
+        return {"steps": [{"query": word, "weight": 0.5}, {"query": word, "weight": 0.5}]}
+    return word
 
 
 def written(messages, seed=0):
@@ -98,30 +94,6 @@ def baleen(self, question):
     return end(found, answer=self.answer(question=question, context=found.passages).answer)
 
 
-@shape(retrieve=lambda self: dspy.Retrieve(k=2))
-def stock_retrieve(self, question):
-    context = self.retrieve(self.write(question=question, context=[]).query).passages
-    return dspy.Prediction(found=context, answer=self.answer(question=question, context=context).answer)
-
-
-@shape(stop=lambda self: dspy.Predict("question, context: list[str] -> enough: bool"))
-def loop_until_the_lm_is_satisfied(self, question):
-    found = Found()
-    for _ in range(4):
-        found = self.search(self.write(question=question, context=found.passages).query, found)
-        if self.stop(question=question, context=found.passages).enough:
-            break
-    return end(found)
-
-
-@shape(plan=lambda self: dspy.Predict("question -> parts: list[str], hard: bool, hint: Optional[str]"))
-def decomposition(self, question):
-    plan, found = self.plan(question=question), Found()
-    for part in plan.parts[: 1 + plan.hard]:
-        found = self.search(f"{part} {plan.hint or ''}", found)
-    return end(found)
-
-
 class Step(BaseModel):
     query: str = Field(min_length=1)
     weight: float = Field(ge=0, le=1)
@@ -131,18 +103,17 @@ class Plan(BaseModel):
     steps: list[Step]
 
 
-def planned(name, kind):
-    return lambda self: dspy.Predict(dspy.Signature(f"question -> {name}").with_updated_fields(name, type_=kind))
+PLANNED = dspy.Signature("question -> plan").with_updated_fields("plan", type_=Plan)
 
 
-@shape(plan=planned("plan", Plan), refine=lambda self: dspy.Predict("question, done: list[str] -> query"))
+@shape(plan=lambda self: dspy.Predict(PLANNED), refine="question, done: list[str] -> query")
 def nested_models_fed_back(self, question):
     steps = self.plan(question=question).plan.steps
     found = self.search(steps[0].query)
     return end(self.search(self.refine(question=question, done=[step.query for step in steps]).query, found))
 
 
-@shape(write=lambda self: dspy.Predict("question, history: dspy.History -> query"))
+@shape(write="question, history: dspy.History -> query")
 def history_grown_inside(self, question):
     history, found = dspy.History(messages=[]), Found()
     for _ in range(2):
@@ -153,11 +124,12 @@ def history_grown_inside(self, question):
 
 
 @shape(
+    write=lambda self: dspy.ChainOfThought(QUERY),
     compare=lambda self: dspy.MultiChainComparison("question -> query", M=2),
-    chain=lambda self: dspy.ChainOfThought("question -> query"),
 )
 def multi_chain_comparison(self, question):
-    chains = [self.chain(question=question, config={"rollout_id": i, "temperature": 1.0}) for i in range(2)]
+    configs = [{"rollout_id": i, "temperature": 1.0} for i in range(2)]
+    chains = [self.write(question=question, context=[], config=config) for config in configs]
     return end(self.search(self.compare(chains, question=question).query))
 
 
@@ -168,15 +140,6 @@ class Innermost(dspy.Module):
 
     def forward(self, question, found):
         return self.search(self.write(question=question, context=found.passages).query, found)
-
-
-class Nested(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.hop = Innermost()
-
-    def forward(self, question):
-        return end(self.hop(question, self.hop(question, Found())))
 
 
 @shape()
@@ -197,13 +160,8 @@ def look_up(query: str) -> list[dict]:
     return [{"doc_id": p.doc_id, "text": p.text} for p in FakeRetriever().search([query], 2)[0]]
 
 
-def agent(kind=dspy.ReAct, *tools):
-    return lambda self: kind("question -> answer", tools=list(tools or (look_up,)), max_iters=3)
-
-
-@shape(agent=agent())
-def react(self, question):
-    return self.agent(question=question)
+def agent(kind=dspy.ReAct, tool=look_up):
+    return lambda self: kind("question -> answer", tools=[tool], max_iters=2)
 
 
 @shape(agent=agent(getattr(dspy, "ReActV2", dspy.ReAct)))
@@ -211,7 +169,7 @@ def react_v2(self, question):
     return self.agent(question=question)
 
 
-@shape(act=lambda self: dspy.Predict("question, tools: list[dspy.Tool] -> tool_calls: dspy.ToolCalls"))
+@shape(act="question, tools: list[dspy.Tool] -> tool_calls: dspy.ToolCalls")
 def predicted_tool_calls(self, question):
     calls = self.act(question=question, tools=[dspy.Tool(look_up)]).tool_calls.tool_calls
     rows = [row for call in calls if call.name == "look_up" for row in look_up(**call.args)]
@@ -222,24 +180,24 @@ def predicted_tool_calls(self, question):
 async def look_up_later(query: str) -> list[dict]:
     """Rows for a query, after a while."""
     await asyncio.sleep(0)
-    return look_up.__wrapped__(query) if hasattr(look_up, "__wrapped__") else look_up(query)
+    return [{"doc_id": p.doc_id, "text": p.text} for p in FakeRetriever().search([query], 2)[0]]
 
 
-def best(kind, module, n, reward):
-    return lambda self: kind(module=module(), N=n, reward_fn=reward, threshold=1.0)
+def best(kind, n, reward):
+    return lambda self: kind(module=Innermost(), N=n, reward_fn=reward, threshold=1.0)
 
 
-@shape(best=best(dspy.Refine, Innermost, 2, lambda inputs, found: 0.5), write=None)
+@shape(best=best(dspy.Refine, 2, lambda inputs, found: 0.5), write=None)
 def refine(self, question):
     return end(self.best(question=question, found=Found()))
 
 
-@shape(best=best(dspy.BestOfN, Nested, 3, lambda inputs, end: float(len(end.found) > 3)), write=None)
+@shape(best=best(dspy.BestOfN, 3, lambda inputs, found: float(len(found.doc_ids) > 1)), write=None)
 def best_of_n_by_what_is_found(self, question):
-    return self.best(question=question)
+    return end(self.best(question=question, found=Found()))
 
 
-@shape(agent=lambda self: dspy.ReAct("question -> answer", tools=[look_up_later], max_iters=2))
+@shape(agent=agent(tool=look_up_later))
 async def async_agent(self, question):
     return await self.agent.acall(question=question)
 
@@ -261,13 +219,6 @@ async def gather_that_returns_exceptions(self, question):
     return dspy.Prediction(found=[doc for one in parts if isinstance(one, Found) for doc in one.doc_ids])
 
 
-@shape(inner=lambda self: Nested(), write=None)
-def batch(self, question):
-    examples = [dspy.Example(question=f"{question} {i}").with_inputs("question") for i in range(2)]
-    parts = self.inner.batch(examples, num_threads=2, disable_progress_bar=True)
-    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.found}))
-
-
 @shape()
 def threads_with_copied_context(self, question):
     with ThreadPoolExecutor(2) as pool:
@@ -280,12 +231,6 @@ def threads_that_ask_an_lm(self, question):
     with ThreadPoolExecutor(2) as pool:
         call = [pool.submit(self.write, question=f"{question} {i}", context=[]) for i in range(2)]
         return end(self.search([one.result().query for one in call]))
-
-
-@shape(strong=lambda self: STRONG, note="question -> note")
-def lm_given_per_call(self, question):
-    note = self.note(question=question, lm=self.strong).note
-    return end(self.search(self.write(question=question, context=[note]).query))
 
 
 @shape(strong=lambda self: STRONG)
@@ -336,30 +281,9 @@ def streaming_inside(self, question):
     return end(self.search(asyncio.run(run()).query))
 
 
-@shape()
-def catches_and_falls_back(self, question):
-    try:
-        query = self.write(question=question, context=[]).query
-        assert len(query) > 5
-    except Exception:
-        query = question
-    return end(self.search(query))
-
-
-@shape(r"crashes_on_some failed on .*IndexError.*shapes\.py:\d+")
-def crashes_on_some(self, question):
-    query = self.write(question=question, context=[]).query
-    return end(self.search(query.split()[9]))
-
-
-@shape()
-def retries_with_another_rollout(self, question):
-    for i in range(3):
-        with suppress(Exception):
-            query = self.write(question=question, context=[], config={"rollout_id": i, "temperature": 1.0}).query
-            assert "alpha" in query
-            return end(self.search(query))
-    return end(self.search(question))
+@shape("called no search tool .*tools: look_up.*the LM never calls", tools=lambda self: {"look_up": None})
+def an_agent_that_calls_no_tool(self, question):
+    return dspy.Prediction(found=self.write(question=question, context=[]).query.split())
 
 
 @shape("no search visible to leret.*leret.search_tool")
@@ -381,20 +305,3 @@ def half_of_the_searches_unseen(self, question):
 def state_on_itself(self, question):
     self.n = getattr(self, "n", 0) + 1
     return end(self.search(self.write(question=f"{question} {self.n}", context=[]).query))
-
-
-@shape("the same in every run.*do not set attributes in forward")
-def signature_that_grows_on_itself(self, question):
-    found = self.search(self.write(question=question, context=[]).query)
-    self.write.signature = self.write.signature.with_instructions(f"Found so far: {found.titles}")
-    return end(self.search(self.write(question=question, context=found.passages).query, found))
-
-
-@lru_cache
-def cached(query: str) -> tuple:
-    return tuple(row["doc_id"] for row in look_up(query))
-
-
-@shape("is not deterministic.*wrap searches with leret.search_tool")
-def lru_cache_round_a_search(self, question):
-    return dspy.Prediction(found=list(cached(self.write(question=question, context=[]).query)))

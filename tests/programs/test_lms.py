@@ -9,7 +9,7 @@ from leret.core.errors import LeretError
 from leret.programs.adapters import CompactAdapter
 from leret.retrieval.base import CallableRetriever
 from leret.sampling.store.store import Store
-from tests.optimize.fakes import TRAIN, Answering, Words, Writer, fake_lm, fake_training, leret_of, student_of
+from tests.optimize.fakes import TRAIN, Words, Writer, fake_lm, fake_training, leret_of, student_of
 from tests.sampling.fakes import FakeRetriever
 
 STRONG = []
@@ -33,7 +33,8 @@ def world(monkeypatch):
 class Noting(Writer):
     def __init__(self, how="attribute"):
         super().__init__()
-        self.note, self.how, self.strong = dspy.Predict("question -> note"), how, STRONG[0]
+        self.note, self.how = dspy.Predict("question -> note"), how
+        self.strong = None if how == "of the predictor" else STRONG[0]
 
     def ask(self, question):
         match self.how:
@@ -43,6 +44,8 @@ class Noting(Writer):
                 return self.note(question=question, lm=STRONG[0]).note
             case "direct":
                 return self.strong(f"a note on {question}")[0]
+            case "of the predictor":
+                return self.note.lm(f"a note on {question}")[0]
 
     def forward(self, question):
         note = self.ask(question)
@@ -50,14 +53,14 @@ class Noting(Writer):
         return dspy.Prediction(found=found.doc_ids)
 
 
-@pytest.mark.parametrize("how", ["attribute", "global", "direct"])
+@pytest.mark.parametrize("how", ["attribute", "global", "direct", "of the predictor"])
 def test_a_call_is_answered_by_the_lm_that_dspy_asks(how, world, tmp_path):
-    plain, policy = student_of(lambda: Noting(how)), Words("words")
-    plain(question=TRAIN[0].question)
+    policy, lms = Words("words"), {"note": STRONG[0]} if how == "of the predictor" else {}
+    student_of(lambda: Noting(how), **lms)(question=TRAIN[0].question)
     assert len(world) == 1
     [told] = world
     world.clear()
-    student = student_of(lambda: Noting(how), fake_lm(policy=policy))
+    student = student_of(lambda: Noting(how), fake_lm(policy=policy), **lms)
     best = leret_of(tmp_path, credit="final", algorithms=["sft"]).compile(student, trainset=TRAIN)
     assert world.count(told) >= 1
     assert not any("note" in str(request.messages[-1]["content"]).split() for request in policy.requests)
@@ -65,22 +68,8 @@ def test_a_call_is_answered_by_the_lm_that_dspy_asks(how, world, tmp_path):
     n_policy = sum(len(request.seeds) for request in policy.requests)
     assert calls == n_policy + len(world)
     with Store(Path(best.run_dir) / "rollouts.db", read_only=True) as store:
-        assert {group.state.predictor for group in store.groups()} == {"write"}
+        assert {group.state.predictor for group in store.groups() if group.samples[0].is_sampled} == {"write"}
     assert len(world) <= 3 * len(TRAIN), "replays do not repeat the call"
-
-
-def test_a_predictors_lm_called_directly_is_its_own(world, tmp_path):
-    class Direct(Answering):
-        def forward(self, question):
-            note = self.answer.lm("a note")[0]
-            found = self.search(self.write(question=f"{question} {note}", context=[]).query)
-            return dspy.Prediction(found=found.doc_ids, answer="")
-
-    policy = Words("words")
-    student = student_of(Direct, fake_lm(policy=policy), answer=STRONG[0])
-    leret_of(tmp_path, algorithms=["sft"]).compile(student, trainset=TRAIN)
-    assert world
-    assert all("a note" not in request.messages[-1]["content"] for request in policy.requests)
 
 
 class Threaded(Writer):
@@ -124,15 +113,3 @@ def test_unseen_searches_and_unlisted_predictors_are_noted(kind, fact, more, tmp
         best = leret_of(tmp_path).compile(student_of(kind), trainset=TRAIN)
     [note] = [entry["text"] for entry in best.trial_logs if fact in entry["text"]]
     assert more in note
-
-
-class Tools(Writer):
-    tools = {"look_up": None}  # noqa: RUF012
-
-    def forward(self, question):
-        return dspy.Prediction(found=self.write(question=question, context=[]).query.split())
-
-
-def test_an_agent_that_calls_no_tool_is_told_so(tmp_path):
-    with pytest.raises(LeretError, match=r"called no search tool .*tools: look_up.*the LM never calls"):
-        leret_of(tmp_path, credit="step").compile(student_of(Tools), trainset=TRAIN)

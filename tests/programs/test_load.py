@@ -6,8 +6,6 @@ from leret.core.errors import ProgramError
 from leret.programs.load import differing_k, load_program
 
 MULTIHOP = Path(__file__).parents[2] / "pipelines/multihop.py"
-
-
 PLAIN = "import dspy, leret\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
 
 
@@ -35,12 +33,7 @@ def test_a_program_may_search_without_leret_search(tmp_path, search):
     [
         (None, "P", {}, "no such file"),
         (MULTIHOP.read_text(), "Multihop", {}, "no dspy.Module 'Multihop'; available: MultiHop"),
-        (
-            MULTIHOP.read_text(),
-            "MultiHop",
-            {"hoops": 3},
-            r"takes hops, k, reason; remove program\.hoops .*mean hops\?",
-        ),
+        (MULTIHOP.read_text(), "MultiHop", {"hoops": 3}, r"takes hops, k, reason; remove program\.hoops .*mean hops"),
         ("def (", "P", {}, "cannot be loaded: SyntaxError"),
         ("import dspy\nclass P(dspy.Module):\n    def __init__(self): 1 / 0", "P", {}, "ZeroDivisionError"),
     ],

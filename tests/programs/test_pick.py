@@ -76,7 +76,7 @@ def test_what_is_picked_counts_as_retrieved_where_the_pick_says_so():
     assert not replayed(Picks(), "2", "0").searches
 
 
-@pytest.mark.parametrize("program", [Mixed, Parallel, Picks])
+@pytest.mark.parametrize("program", [Mixed, Parallel])
 def test_programs_that_pick_come_to_the_same_place_and_send_what_dspy_sends(program, walk):
     needs, end = walk(program(), check=True, pure=program())
     assert any(need.choice is not None for need in needs)

@@ -26,50 +26,38 @@ class Plan(dspy.Signature):
     why: str = dspy.OutputField()
 
 
-BEGINNINGS = {
-    "chat": ("[[ ## query ## ]]\n", "[[ ## queries ## ]]\n"),
-    "json": ('{\n  "query": "', '{\n  "queries":'),
-    "xml": ("<query>\n", "<queries>\n"),
-    "compact": ("query:", "queries:"),
-}
-ENDS = {"chat": "\n\n[[ ## completed ## ]]\n", "json": '"\n}', "xml": "\n</query>", "compact": ""}
-COMPLETIONS = {"chat": "Oslo", "json": "Oslo", "xml": "Oslo\n</query>", "compact": " Oslo"}
-
-
 def prefilled(kind, **keys):
     return make_adapter(AdapterSettings(kind=kind, prefill=True, **keys))
 
 
-@pytest.mark.parametrize("kind", BEGINNINGS)
-def test_a_prefilled_request_ends_with_the_beginning_of_the_answer(kind):
-    adapter, plain = prefilled(kind), make_adapter(AdapterSettings(kind=kind))
-    for signature, beginning in zip((WriteQuery, Plan), BEGINNINGS[kind], strict=True):
-        *before, last = adapter.format(signature, [], {"question": "where?"})
-        assert last == {"role": "assistant", "content": beginning}
-        assert before == plain.format(signature, [], {"question": "where?"})
+@pytest.mark.parametrize(
+    ("kind", "beginnings", "completion", "end"),
+    [
+        ("chat", ["[[ ## query ## ]]\n", "[[ ## queries ## ]]\n"], "Oslo", "\n\n[[ ## completed ## ]]\n"),
+        ("json", ['{\n  "query": "', '{\n  "queries":'], "Oslo", '"\n}'),
+        ("xml", ["<query>\n", "<queries>\n"], "Oslo\n</query>", "\n</query>"),
+        ("compact", ["query:", "queries:"], " Oslo", ""),
+    ],
+)
+def test_a_request_ends_with_the_beginning_of_the_answer_and_a_completion_is_its_rest(
+    kind, beginnings, completion, end
+):
+    adapter, plain, inputs = prefilled(kind), make_adapter(AdapterSettings(kind=kind)), {"question": "where?"}
+    for signature, beginning in zip((WriteQuery, Plan), beginnings, strict=True):
+        messages = adapter.format(signature, [], inputs)
+        assert messages == [*plain.format(signature, [], inputs), {"role": "assistant", "content": beginning}]
+        formatter = Formatter(Replay(dspy.Predict(signature), adapter))
+        for _ in range(2):  # the second time, the quick way
+            assert list(formatter.messages(formatter.need("self", inputs))) == messages
+        assert formatter._heads
+        assert isinstance(formatter.step(formatter.need("self", inputs), "").outputs, AdapterParseError)
 
-
-@pytest.mark.parametrize("kind", BEGINNINGS)
-def test_a_completion_is_the_text_after_the_beginning(kind):
-    adapter = prefilled(kind)
-    assert adapter.parse(WriteQuery, COMPLETIONS[kind]) == {"query": "Oslo"}
-    rows = adapter.format_finetune_data(WriteQuery, [], {"question": "where?"}, {"query": "Oslo"})["messages"]
+    assert adapter.parse(WriteQuery, completion) == {"query": "Oslo"}
+    rows = adapter.format_finetune_data(WriteQuery, [], inputs, {"query": "Oslo"})["messages"]
     assert [row["role"] for row in rows[-2:]] == ["assistant", "assistant"]
     answer = "".join(row["content"] for row in rows[-2:])
     assert answer == adapter.format_assistant_message_content(WriteQuery, {"query": "Oslo"})
-    assert answer.endswith(f"Oslo{ENDS[kind]}")
-
-
-@pytest.mark.parametrize("kind", BEGINNINGS)
-def test_quick_messages_equal_those_of_the_adapter(kind):
-    program = dspy.Predict(WriteQuery)
-    formatter = Formatter(Replay(program, prefilled(kind)))
-    for number in range(2):
-        inputs = {"question": f"where is {number}?"}
-        messages = formatter.messages(formatter.need("self", inputs))
-        assert list(messages) == formatter.adapter.format(WriteQuery, [], inputs)
-    assert formatter._heads
-    assert isinstance(formatter.step(formatter.need("self", inputs), "").outputs, AdapterParseError)
+    assert answer.endswith(f"Oslo{end}")
 
 
 @pytest.mark.parametrize(
@@ -103,12 +91,9 @@ def test_an_lm_of_dspy_gets_the_stop_strings():
     assert messages_of(seen[0])[-1] == {"role": "assistant", "content": "query:"}
 
 
-def test_a_server_of_dspy_is_asked_to_continue_the_answer():
+def test_a_server_of_dspy_is_asked_to_continue_the_answer_without_native_tool_calls():
     lm = dspy.LM("openai/tiny", extra_body={"priority": 1})
     keys = prefilled("json")._with_ending(lm, {}, WriteQuery)
     assert keys["extra_body"] == {"priority": 1, "continue_final_message": True, "add_generation_prompt": False}
-
-
-def test_native_tool_calls_have_no_beginning():
     with pytest.raises(ConfigError, match=r"adapter\.prefill"):
         prefilled("chat", use_native_function_calling=True)

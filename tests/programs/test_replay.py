@@ -34,24 +34,17 @@ def run(replay, question, texts, retrieve=None):
     return replay.run(task, steps, results, retrieve)
 
 
-@pytest.fixture
-def replay():
-    return Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2))
-
-
-def test_it_stops_at_a_step_and_at_a_search_that_are_not_known(replay):
+def test_it_stops_at_what_is_not_known_and_goes_on_with_the_union_by_score():
+    replay = Replay(load_program(ROOT / "pipelines/multihop.py", "MultiHop", {"hops": 2}, k=2))
     need = run(replay, "who?", [])
     assert (need.predictor, need.inputs, need.searches) == ("write_query", {"question": "who?", "context": []}, ())
     assert run(replay, "who?", ["a"]) == NeedsSearch(("a", 2), "a", 2)
-
-
-def test_the_next_step_sees_the_union_by_score_and_nothing_of_other_runs(replay):
     need = run(replay, "who?", ["a"], known)
     assert need.inputs["context"] == ["T1 | one", "T2 | two"]
     done = run(replay, "who?", ["a", "b"], known)
     assert isinstance(done, Finished)
     assert [p.doc_id for p in done.ranking] == done.prediction.doc_ids == ["d2", "d1", "d3"]
-    assert run(replay, "who?", ["a"], known).key == need.key
+    assert run(replay, "who?", ["a"], known).key == need.key, "nothing of another run"
 
 
 class Catching(dspy.Module):
@@ -101,6 +94,7 @@ def test_a_replayed_program_prints_and_logs_nothing(capsys):
 @pytest.mark.parametrize(
     ("forward", "says"),
     [(lambda self, question: {}["x"], "KeyError: 'x'"), (lambda self, question: sys.exit(3), "SystemExit: 3")],
+    ids=["error", "exit"],
 )
 def test_a_crash_names_the_program_its_line_and_the_question(forward, says):
     place = rf"\(.*test_replay\.py:{forward.__code__.co_firstlineno}\)"
@@ -118,6 +112,7 @@ def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_un
 @pytest.mark.parametrize(
     ("base", "forward", "message"),
     [(dspy.Module, lambda self, question: None, "no predictor"), (Catching, lambda self, depth=1: None, "no required")],
+    ids=["predictor", "input"],
 )
 def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, message):
     with pytest.raises(ProgramError, match=message):
@@ -145,34 +140,27 @@ def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
 
 
 def test_a_recorded_completion_that_does_not_parse_is_raised_where_it_stood():
+    ends = []
+
     def forward(self, question):
         try:
             return self.ask(question=question)
         except Exception as error:
             return dspy.Prediction(query=type(error).__name__)
 
-    handled, uncaught = Replay(variant(forward)), Replay(variant(lambda self, question: self.ask(question=question)))
-    ends = []
-    for replay in (handled, uncaught):
-        task = Task.question("q", "?")
+    for program in (variant(forward), variant(lambda self, question: self.ask(question=question))):
+        replay, task = Replay(program), Task.question("q", "?")
         step = Formatter(replay).step(replay.run(task, [], {}), "no field")
         ends.append(replay.run(task, [step], {}))
     assert [end.unparsed for end in ends] == [False, True]
     assert ends[0].prediction.query == "AdapterParseError"
 
 
-class Stopping(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.plan, self.picks = dspy.Predict("question -> plan"), [leret.Pick(stop=True), leret.Pick()]
-        self.agents = {"first": dspy.ReAct("plan -> answer", tools=[dspy.Tool(lambda query: query, name="find")])}
-
-    def forward(self, question):
-        return self.agents["first"](plan=self.plan(question=question).plan)
-
-
 def test_agents_steps_and_picks_with_a_stop_decide_when_a_program_stops():
-    replay = Replay(Stopping())
+    program = variant(lambda self, question: None)
+    program.picks = [leret.Pick(stop=True), leret.Pick()]
+    program.agents = {"first": dspy.ReAct("plan -> answer", tools=[dspy.Tool(lambda query: query, name="find")])}
+    replay = Replay(program)
     assert replay.stops == {"agents['first'].react", "picks[0]"}
     assert set(replay.names) > replay.stops
-    assert Replay(Stopping().agents["first"]).stops == {"react"}
+    assert Replay(program.agents["first"]).stops == {"react"}

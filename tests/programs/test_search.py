@@ -56,6 +56,7 @@ def test_the_agent_searches_then_reads_a_whole_document_then_answers():
     assert (done.answer, len(read[0].split())) == ("ten", 84)
 
 
-def test_rows_that_are_plain_strings_have_no_title():
-    [passage] = ranking_of(["Ed Wood is a film."], ids=lambda row: "d7")
-    assert passage == Passage("d7", "", "Ed Wood is a film.", 1.0)
+def test_rows_that_are_plain_strings_have_no_title_and_need_ids():
+    assert ranking_of(["a film"], ids=lambda row: "d7") == (Passage("d7", "", "a film", 1.0),)
+    with pytest.raises(ProgramError, match=r"search_tool\(fn, ids=\.\.\.\)"):
+        ranking_of([object()])

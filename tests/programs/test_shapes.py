@@ -28,24 +28,24 @@ class End(BaseException):
     pass
 
 
-def sampled(program, run_dir, **settings):
+def sampled(program, examples, run_dir, **settings):
     program.set_lm(fake_lm(policy=Typed("words"), max_tokens=64))
-    job = open_job(leret_of(run_dir, samples=2, **settings), program, TRAIN[:2], None, None)
+    job = open_job(leret_of(run_dir, samples=2, **settings), program, examples, None, None)
     sample_student(job)
     with Store(job.run.store, read_only=True) as store:
         return list(store.groups())
 
 
-def paths(groups):
-    for first in (group for group in groups if group.state.parent is None):
-        path, group = [], first
-        while group is not None:
-            ids = {sample.id: sample for sample in group.samples}
-            after = next((other for other in groups if other.state.parent in ids), None)
-            chosen = ids[after.state.parent] if after else group.samples[0]
-            path.append((text_of(group.state.messages), chosen.completion))
-            group = after
-        yield first.state.task_id, path
+def path_of(groups):
+    """Return the messages of a rollout with their completions."""
+    path, group = [], next(group for group in groups if group.state.parent is None)
+    while group is not None:
+        ids = {sample.id: sample for sample in group.samples}
+        after = next((other for other in groups if other.state.parent in ids), None)
+        chosen = ids[after.state.parent] if after else group.samples[0]
+        path.append((text_of(group.state.messages), chosen.completion))
+        group = after
+    return path
 
 
 def text_of(messages):
@@ -57,36 +57,36 @@ def check(kind, outcome, adapter, run_dir):
     with dspy.context(adapter=adapter, rm=Retriever(), lm=fake_lm(policy=Typed("words"))):
         if outcome != WORKS:
             with pytest.raises(LeretError, match=f"(?s){outcome}"):
-                sampled(kind(), run_dir, metric=None)
+                sampled(kind(), TRAIN[:2], run_dir, metric=None)
             return
-        groups = sampled(kind(), run_dir, metric=lambda *given: 1.0)
+        groups = sampled(kind(), TRAIN[1:2], run_dir, metric=lambda *given: 1.0)
     assert any(group.samples[0].is_sampled for group in groups)
-    for n, (_, path) in enumerate(paths(groups)):
+    left = path_of(groups)
 
-        def answer(request, left=path):
-            asked = text_of(messages_of(request))
-            place = next((i for i, (messages, _) in enumerate(left) if messages == asked), None)
-            if place is None:
-                raise End
-            return text_response(request, left.pop(place)[1])
+    def answer(request):
+        asked = text_of(messages_of(request))
+        place = next((i for i, (messages, _) in enumerate(left) if messages == asked), None)
+        if place is None:
+            raise End
+        return text_response(request, left.pop(place)[1])
 
-        lm, program = EngineLM("stock", answer), kind()
-        program.set_lm(lm)
-        with dspy.context(adapter=adapter, rm=Retriever(), lm=lm), suppress(End):
-            run_program(program, question=TRAIN[n].question)
-        assert not path
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_program_is_sampled_as_stock_dspy_runs_it_or_refused(name, tmp_path, monkeypatch):
-    fake_training(monkeypatch)
-    check(*SHAPES[name], dspy.ChatAdapter(use_json_adapter_fallback=False), tmp_path)
+    lm, program = EngineLM("stock", answer), kind()
+    program.set_lm(lm)
+    with dspy.context(adapter=adapter, rm=Retriever(), lm=lm), suppress(End):
+        run_program(program, question=TRAIN[1].question)
+    assert not left
 
 
-@pytest.mark.parametrize("name", ["nested_models_fed_back", "react", "react_v2"])
+CHAT = dspy.ChatAdapter(use_json_adapter_fallback=False)
+JSON = dspy.JSONAdapter(use_native_function_calling=False)
+OTHERS = [("nested_models_fed_back", dspy.XMLAdapter()), ("predicted_tool_calls", JSON)]
+
+
 @pytest.mark.parametrize(
-    "adapter", [dspy.XMLAdapter(), dspy.JSONAdapter(use_native_function_calling=False)], ids=["xml", "json"]
+    ("name", "adapter"),
+    [*((name, CHAT) for name in SHAPES), *OTHERS],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_other_adapters_send_what_stock_dspy_sends(name, adapter, tmp_path, monkeypatch):
+def test_a_program_is_sampled_as_stock_dspy_runs_it_or_refused(name, adapter, tmp_path, monkeypatch):
     fake_training(monkeypatch)
     check(*SHAPES[name], adapter, tmp_path)

@@ -4,19 +4,13 @@ import dspy
 
 from leret.programs.search import Found, Search, search_tool
 
-
-class WriteQuery(dspy.Signature):
-    """Write a search query."""
-
-    question: str = dspy.InputField()
-    context: list[str] = dspy.InputField()
-    query: str = dspy.OutputField()
+WRITE, ANSWER = "question, context: list[str] -> query", "question, context: list[str] -> answer"
 
 
 class TwoPredictors(dspy.Module):
     def __init__(self):
         super().__init__()
-        self.write, self.answer = dspy.Predict(WriteQuery), dspy.Predict("question, context: list[str] -> answer")
+        self.write, self.answer = dspy.Predict(WRITE), dspy.Predict(ANSWER)
         self.search = Search(k=2)
 
     def forward(self, question):
@@ -72,7 +66,7 @@ class Branch(TwoPredictors):
 class Async(dspy.Module):
     def __init__(self):
         super().__init__()
-        self.write, self.answer = dspy.Predict(WriteQuery), dspy.Predict("question, context: list[str] -> answer")
+        self.write, self.answer = dspy.Predict(WRITE), dspy.Predict(ANSWER)
         self.search = Search(k=2)
 
     async def aforward(self, question):
@@ -104,22 +98,3 @@ class Tool(TwoPredictors):
     def forward(self, question):
         context = [row["text"] for row in self.rows(self.write(question=question, context=[]).query, k=self.k)]
         return self.answer(question=question, context=context)
-
-
-class Threads(TwoPredictors):
-    n_parts = 2
-
-    def part(self, question, i):
-        found = self.search(self.write(question=f"{question} {i}", context=[]).query)
-        return self.search(self.write(question=f"{question} {i}", context=found.passages).query, found)
-
-    def forward(self, question):
-        numbers = range(self.n_parts)
-        pairs = [(self.part, dspy.Example(question=question, i=i).with_inputs("question", "i")) for i in numbers]
-        parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
-        return dspy.Prediction(ids=[part.doc_ids for part in parts])
-
-
-PROGRAMS = [TwoPredictors, Tutorial, Agent, Branch, Async, Retrieving, Tool, Threads]
-if hasattr(dspy, "ReActV2"):
-    PROGRAMS.append(type("AgentV2", (Agent,), {"kind": dspy.ReActV2}))
