@@ -28,7 +28,7 @@ from typing import Annotated
 
 from leret.config.base import Free
 from leret.config.policy import PolicySettings
-from leret.config.retriever import IndexedSettings
+from leret.config.retriever import EngineSettings
 from leret.core.types import Document, Task
 from leret.datasets.formats.base import FileReader
 from leret.policies.load import PolicyKind
@@ -44,7 +44,7 @@ READER = FileReader(
 )
 
 
-class ToySettings(IndexedSettings):
+class ToySettings(EngineSettings):
     letters: int = 1
     threads: Annotated[int, Free()] = 1
 
@@ -109,11 +109,10 @@ def toys(request, tmp_path, monkeypatch):
         file = tmp_path / "lib" / "toys.py"
         write(tmp_path, "lib/toys.py", file)
         return file
-    site = tmp_path / "site"
-    file = site / "toy_package" / "kinds.py"
+    file = tmp_path / "site" / "toy_package" / "kinds.py"
     write(tmp_path, "toy_package.kinds", file)
-    (site / "toy_package" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(site))
+    file.with_name("__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for name in ("toy_package", "toy_package.kinds"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return file
@@ -160,9 +159,15 @@ def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
     assert any(sample.doc_ids for sample in samples)
 
 
-def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp_path):
-    recipe = (tmp_path / "recipe.yaml").read_text().replace("letters: 3", "leters: 3").replace("words", "w, junk: x")
-    (tmp_path / "recipe.yaml").write_text(recipe)
+@pytest.mark.parametrize("toys", ["file"], indirect=True)
+def test_keys_and_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys, tmp_path):
+    recipe = load_recipe("recipe.yaml", SamplingRecipe)
+    assert "retriever.threads" in free_keys(recipe)
+    assert "retriever.letters" not in free_keys(recipe)
+    assert "retriever.threads" not in free_keys(SamplingRecipe)
+
+    text = (tmp_path / "recipe.yaml").read_text().replace("letters: 3", "leters: 3").replace("words", "w, junk: x")
+    (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(ConfigError) as error:
         load_recipe("recipe.yaml", SamplingRecipe)
     typo, junk = error.value.problems
@@ -170,55 +175,31 @@ def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp
     assert "recipe.yaml:4: policy.junk: must be a number, got 'x'" in junk
 
 
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("absent.py:TOY", "absent.py cannot be loaded: no such file; fix it, or name the kind as FILE.py:NAME"),
-        ("sys:TOY", "sys has no kind 'TOY'; available: none"),
-        ("os:TOY", "os has no kind 'TOY'; available: none"),
-        ("no_such_package.kinds:TOY", "no_such_package.kinds cannot be loaded"),
-        ("lib/toys.py:TOY", "has no kind 'TOY'; available: RETRIEVER"),
-        ("lib/toys.py:POLICY", "has no kind 'POLICY'; available: RETRIEVER"),
-    ],
-)
-def test_a_path_without_a_kind_of_the_family_is_told(tmp_path, monkeypatch, kind, says):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "lib/toys.py", tmp_path / "lib" / "toys.py")
-    text = (tmp_path / "recipe.yaml").read_text().replace("lib/toys.py:RETRIEVER", kind)
-    (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        load_recipe("recipe.yaml", SamplingRecipe)
-    [problem] = error.value.problems
-    assert problem.startswith("recipe.yaml:3: retriever.kind: ")
-    assert says in problem
+WRONG = {
+    "absent.py:TOY": "absent.py cannot be loaded: no such file; fix it, or name the kind as FILE.py:NAME",
+    "sys:TOY": "sys has no kind 'TOY'; available: none",
+    "no_such_package.kinds:TOY": "no_such_package.kinds cannot be loaded",
+    "lib/toys.py:TOY": "has no kind 'TOY'; available: RETRIEVER",
+    "lib/toys.py:POLICY": "has no kind 'POLICY'; available: RETRIEVER",
+}
 
 
-def test_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys):
-    recipe = load_recipe("recipe.yaml", SamplingRecipe)
-    assert "retriever.threads" in free_keys(recipe)
-    assert "retriever.letters" not in free_keys(recipe)
-    assert "retriever.threads" not in free_keys(SamplingRecipe)
+@pytest.mark.parametrize("toys", ["file"], indirect=True)
+def test_a_path_without_a_kind_of_the_family_is_told(toys, tmp_path):
+    text = (tmp_path / "recipe.yaml").read_text()
+    for kind, says in WRONG.items():
+        (tmp_path / "recipe.yaml").write_text(text.replace("lib/toys.py:RETRIEVER", kind))
+        with pytest.raises(ConfigError) as error:
+            load_recipe("recipe.yaml", SamplingRecipe)
+        [problem] = error.value.problems
+        assert problem.startswith("recipe.yaml:3: retriever.kind: ")
+        assert says in problem
 
 
-ENGINE = """
-from leret.config.retriever import EngineSettings
-from leret.retrieval.engines.bm25 import BM25Index
-from leret.retrieval.load import EngineKind
-
-
-class MineSettings(EngineSettings):
-    pass
-
-
-MINE = EngineKind(MineSettings, BM25Index, "index")
-"""
-
-
-def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evaluations(tmp_path, monkeypatch):
-    file = tmp_path / "engine_of_a_hybrid.py"
-    file.write_text(ENGINE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    hybrid = {"kind": "hybrid", "engines": [{"kind": "bm25"}, {"kind": "engine_of_a_hybrid:MINE"}]}
+def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evaluations(tmp_path):
+    file = tmp_path / "toys.py"
+    file.write_text(TOYS)
+    hybrid = {"kind": "hybrid", "engines": [{"kind": "bm25"}, {"kind": f"{file}:RETRIEVER"}]}
     recipe = SamplingRecipe.model_validate({"data": {"kind": "world"}, "retriever": hybrid})
     assert file in recipe_files(recipe)
     run = Run.create(tmp_path / "run")
@@ -226,7 +207,7 @@ def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evalua
     evaluation = EvalRecipe(systems=("raw-question",), baseline="raw-question", retrievers={"both": hybrid})
     key = resolve(evaluation, run).key
     assert resolve(evaluation, run).key == key
-    file.write_text(f"{ENGINE}# changed\n")
+    file.write_text(f"{TOYS}# changed\n")
     assert resolve(evaluation, run).key != key
 
 
