@@ -8,8 +8,11 @@ from tests.conftest import collect_rarely
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told")
-def test_malloc_takes_the_settings():
+def test_malloc_takes_the_settings_unless_the_user_has_some(monkeypatch):
+    monkeypatch.setattr("os.environ", {})
     assert tune_malloc()
+    monkeypatch.setattr("os.environ", {"MALLOC_ARENA_MAX": "1"})
+    assert not tune_malloc()
 
 
 def test_collector_skips_existing_objects_in_the_block():

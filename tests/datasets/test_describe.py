@@ -1,6 +1,7 @@
 import pytest
 
 from leret.core.errors import DataError
+from leret.datasets.describe import guess_fields
 from tests.datasets.writing import DOCUMENTS, QUESTIONS, inspect, json_lines
 
 
@@ -27,7 +28,7 @@ def test_bad_records_are_reported_and_not_refused(tmp_path):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 
-def test_splits_inputs_and_missing_gold_are_counted(tmp_path):
+def test_questions_without_a_corpus_are_counted_and_their_fields_guessed(tmp_path):
     tasks = [{"id": "1", "inputs": {"persona": "a poet", "turn": "Hello"}, "answers": ["Hi", "Good day"]},
              {"id": "2", "question": "Who?", "answer": "Ada"}]  # fmt: skip
     tasks = [{**task, "split": "dev"} for task in tasks]
@@ -36,3 +37,5 @@ def test_splits_inputs_and_missing_gold_are_counted(tmp_path):
     assert (report.gold, report.answers) == ({0: 2}, {1: 1, 2: 1})
     assert (report.n_documents, report.corpus_digest, report.gold_coverage) == (0, None, None)
     assert (report.own_splits, report.splits) == (True, {"dev": 2})
+    path = json_lines(tmp_path / "q", [{"q": "Who?", "gold": ["A"]}])
+    assert guess_fields(path, None, {}) == {"question": "q", "relevant_doc_ids": "gold"}

@@ -122,7 +122,8 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "CSV: Latin 1": ("q.csv", (HEAD + ROWS[0] + "q1,Caf\u00e9?,d1\n").encode("latin-1"), "q.csv:3: .*not UTF-8"),
     "CSV: UTF-16": ("q.csv", (HEAD + ROWS[0]).encode("utf-16"), "q.csv is UTF-16"),
     "CSV: cut gzip": ("q.csv.gz", GZIP[:-20], "q.csv.gz: .*ends early"),
-    "CSV: broken gzip": ("q.csv.gz", GZIP[:30] + b"x" * 30 + GZIP[60:], "q.csv.gz: .*compressed file is broken"),
+    "JSON: broken gzip": ("q.jsonl.gz", GZIP[:30] + b"x" * 30 + GZIP[60:], "q.jsonl.gz: .*compressed file is broken"),
+    "CSV: quote that the last row opens": ("q.csv", HEAD + ROWS[0] + 'q1,"what,d1\n', "q.csv:3: broken CSV"),
     "CSV: no header": ("q.csv", ROWS[0] + ROWS[1], "q.csv:2: field 'question' or 'query' is missing"),
     "TSV: quotes are characters":
         ("q.tsv", 'id\tquestion\tanswer\nq1\t"Heroes\t1977\nq2\tA single is 7"\tyes\n', ["q1", "q2"]),
