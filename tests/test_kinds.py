@@ -22,42 +22,20 @@ from leret.rollouts.environment import Environment, recipe_files
 from tests.first_steps import refused, succeeds
 from tests.sampling.fakes import DOCS, ROOT, WORDS, content, recipe_of
 
-TOYS = """
+[KINDS, _] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+INDEX = """
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated
 
 from leret.config.base import Free
-from leret.config.policy import PolicySettings
 from leret.config.retriever import EngineSettings
-from leret.core.types import Document, Task
-from leret.datasets.formats.base import FileReader
-from leret.policies.load import PolicyKind
-from leret.retrieval.base import CallableRetriever
 from leret.retrieval.index.manifest import IndexEngine
-from leret.retrieval.load import EngineKind
-from tests.sampling.fakes import FakePolicy
-
-READER = FileReader(
-    task=lambda record: Task.question(record["ask"], record["ask"], gold=tuple(record["need"])),
-    in_record=lambda record: [Document(record["word"], record["word"].title(), record["says"])],
-    marks=("ask", "word"),
-)
 
 
 class ToySettings(EngineSettings):
     letters: int = 1
     threads: Annotated[int, Free()] = 1
-
-
-class ToyRetriever(CallableRetriever):
-    def __init__(self, documents, engine):
-        self.documents = documents.passages(range(len(documents)), [1.0] * len(documents))
-        self.letters = engine.settings.letters
-        self.digest = engine.digest(documents.digest)
-
-    def search(self, queries, k):
-        starts = [query[: self.letters] for query in queries]
-        return [tuple(one for one in self.documents if one.text.startswith(start))[:k] for start in starts]
 
 
 @dataclass(frozen=True)
@@ -68,20 +46,20 @@ class ToyIndex(IndexEngine):
         (directory / "toy.txt").write_text(str(len(corpus)))
 
     def open(self, directory, documents):
-        return ToyRetriever(documents, self)
-
-
-class ToyPolicySettings(PolicySettings):
-    junk: float = 0.0
+        passages = documents.passages(range(len(documents)), [1.0] * len(documents))
+        opened = Prefix(self.settings, SimpleNamespace(values=lambda: passages, digest=documents.digest))
+        opened.digest = self.digest(documents.digest)
+        return opened
 
 
 RETRIEVER = EngineKind(ToySettings, ToyIndex, "index")
-POLICY = PolicyKind(ToyPolicySettings, lambda settings: FakePolicy(junk=settings.junk))
 
 
 def short(outcome, k=10):
     return float(len(outcome.text) <= k)
 """
+TOYS = KINDS + INDEX
+"""The kinds of CONTRIBUTING.md, with a retriever that has an index, and a reward."""
 
 RECIPE = """
 data: {{kind: "{0}:READER", questions: questions.json, corpus: corpus.json, split: all}}
@@ -124,7 +102,10 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
     samples = [sample for group in groups for sample in group.samples]
     assert {group.state.inputs["question"] for group in groups} == {f"find {word}" for word in WORDS}
     assert {sample.reward for sample in samples} == {0.0, 1.0}
-    assert all(sample.doc_ids == (sample.completion.split()[0],) for sample in samples if sample.step == 0)
+    for sample in samples:
+        starts = tuple(word for word in WORDS if word.startswith(sample.completion[:3]))
+        assert sample.step > 0 or sample.doc_ids == starts
+    assert any(sample.doc_ids for sample in samples)
     manifest = Run.open(tmp_path / "run").manifest
     [index] = (tmp_path / "run" / "cache").glob("*/manifest.json")
     if "site" in toys.parts:
@@ -149,9 +130,8 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
 
 
 def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
-    text, _ = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, "kinds.py", tmp_path / "kinds.py", text)
+    write(tmp_path, "kinds.py", tmp_path / "kinds.py", KINDS)
     reward = ["--set", "sampling.reward=recall"]
     succeeds("sample", "recipe.yaml", "--run", "run", *reward, "--set", "policy.words=3")
     samples = [sample for group in content(Run.open(tmp_path / "run")) for sample in group.samples]
@@ -166,13 +146,18 @@ def test_keys_and_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys, t
     assert "retriever.letters" not in free_keys(recipe)
     assert "retriever.threads" not in free_keys(SamplingRecipe)
 
-    text = (tmp_path / "recipe.yaml").read_text().replace("letters: 3", "leters: 3").replace("words", "w, junk: x")
+    text = (
+        (tmp_path / "recipe.yaml")
+        .read_text()
+        .replace("letters: 3", "leters: 3")
+        .replace("model: words", "model: w, words: x")
+    )
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(ConfigError) as error:
         load_recipe("recipe.yaml", SamplingRecipe)
-    typo, junk = error.value.problems
+    typo, wrong = error.value.problems
     assert "recipe.yaml:3: retriever.leters: unknown key; did you mean retriever.letters?" in typo
-    assert "recipe.yaml:4: policy.junk: must be a number, got 'x'" in junk
+    assert "recipe.yaml:4: policy.words: must be a whole number, got 'x'" in wrong
 
 
 WRONG = {
