@@ -4,15 +4,7 @@ from types import SimpleNamespace
 import dspy
 import pytest
 
-from leret.core.classes import (
-    class_at,
-    identity,
-    load_function,
-    path_of,
-    source_digest,
-    sources_digest,
-    with_identity,
-)
+from leret.core.classes import class_at, identity, load_function, path_of, source_digest, sources_digest, with_identity
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.stages import source_files
 from leret.rewards import scoring
