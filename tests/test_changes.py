@@ -115,7 +115,8 @@ def break_index(home):
     np.save(path, values)
 
 
-OF_DATA = dict.fromkeys([stage for stage in STAGES if stage != "load"], "its content has changed")
+OF_REWARD = dict.fromkeys(["sample", "sft", "grpo", "child", "eval", "estimate"], "its content has changed")
+OF_DATA = OF_REWARD | dict.fromkeys(["pairs", "rescore"], "its content has changed")
 GOLD = '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["beta"]'
 OF_COPY = {"load": "a module it imports has changed since"}
 OF_POLICY = "have changed since training"
@@ -124,8 +125,8 @@ CHANGES = {
     "corpus": (replace("corpus.jsonl", "leads to beta", "leads to zeta"), OF_DATA | {"load": "of a different corpus"}),
     "program": (replace("program.py", "self.search(clean(query)", "self.search('x' + clean(query)"), OF_DATA),
     "module of the program": (replace("words.py", "strip()", "strip()[::-1]"), OF_DATA),
-    "reward": (replace("reward.py", "float(len", "2.0 * float(len"), {**OF_DATA, "rescore": None, "pairs": None}),
-    "module of a module": (replace("deep/unit.py", "ONE = 1", "ONE = 3"), {**OF_DATA, "rescore": None, "pairs": None}),
+    "reward": (replace("reward.py", "float(len", "2.0 * float(len"), OF_REWARD),
+    "module of a module": (replace("deep/unit.py", "ONE = 1", "ONE = 3"), OF_REWARD),
     "base": (
         noise("base/model.safetensors"),
         {"sft": "no longer the one that", "grpo": "no longer the one that", "eval": "has changed since"},
@@ -134,33 +135,33 @@ CHANGES = {
     "saved program": (replace("run/program/program.py", "hops: int = 2", "hops: int = 1"), OF_COPY),
     "saved module": (replace("run/program/words.py", "strip()", "lower()"), OF_COPY),
 }  # fmt: skip
-CASES = [(change, stage, says) for change, (_, stages) in CHANGES.items() for stage, says in stages.items() if says]
 
 
-@pytest.mark.parametrize(("change", "stage", "says"), CASES, ids=[f"{change}-{stage}" for change, stage, _ in CASES])
-def test_changed_inputs_are_refused(run, change, stage, says):
-    CHANGES[change][0](run.path.parent)
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_inputs_are_refused(run, change):
+    spoil, stages = CHANGES[change]
+    spoil(run.path.parent)
     before = content(run)
-    with pytest.raises(LeretError, match=says):
-        STAGES[stage](run)
-    assert content(run) == before
+    for stage, says in stages.items():
+        with pytest.raises(LeretError, match=says):
+            STAGES[stage](run)
+        assert content(run) == before, stage
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_equal_inputs_are_not_refused(run, stage):
+def test_equal_inputs_are_not_refused(run):
     for path in run.path.parent.rglob("*"):  # copied before
         path.touch()
-    STAGES[stage](run)
+    for stage in STAGES.values():
+        stage(run)
 
 
 def test_another_measure_is_computed_for_all_rows_of_a_table(run):
     assert measured(run) == {0.25}
-    for old, new in (("0.25", "0.5"), ("0.5", "0.125")):
-        replace("level.py", old, new)(run.path.parent)
-        report = evaluate(EVAL.model_copy(update={"systems": ("raw-question",)}), run)
-        assert report.asked == ("raw-question",)
-        assert set(evaluate(EVAL, run).asked) == {"base", "first"}
-        assert measured(run) == {float(new)}
+    replace("level.py", "0.25", "0.5")(run.path.parent)
+    report = evaluate(EVAL.model_copy(update={"systems": ("raw-question",)}), run)
+    assert report.asked == ("raw-question",)
+    assert set(evaluate(EVAL, run).asked) == {"base", "first"}
+    assert measured(run) == {0.5}
 
 
 def measured(run):

@@ -11,7 +11,7 @@ from tests.sampling.fakes import ROOT
 DEPLOY = ROOT / "deploy"
 
 
-def test_the_recipes_name_the_servers_of_the_compose_file(tmp_path):
+def test_the_recipes_fit_the_servers_of_the_compose_file(tmp_path):
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     files = [f"data.{name}={tmp_path}/{name}.jsonl" for name in ("questions", "corpus")]
     for file in files:
@@ -25,9 +25,6 @@ def test_the_recipes_name_the_servers_of_the_compose_file(tmp_path):
     assert f"--name {sampling.policy.model} " in services["policy"]["command"]
     assert services["policy"]["command"].split()[3] == training.init_from
     assert all(name in services["trainer"]["command"][2] for name in ("deploy/served.yaml", "deploy/served-grpo.yaml"))
-
-
-def test_the_containers_share_the_folder_with_the_adapters():
-    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    # the containers share the folder with the adapters
     assert services["policy"]["volumes"] == services["trainer"]["volumes"]
     assert services["policy"]["environment"] == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}

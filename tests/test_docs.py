@@ -50,7 +50,7 @@ NOT_RUN = {
     "pip": "set-up",
     "python": "runs the tests, or builds a policy, which takes minutes to an hour",
     "leret demo": "minutes; tests/cli/test_run.py runs it, small",
-    "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
+    "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/server start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
     "leret view": "runs until it is stopped; tests/viewer and tests/cli/test_view.py",
     "leret search indexes/trained": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
@@ -103,7 +103,7 @@ def run(args):
         small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
         args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]
     if args[0] == "train" and name in {"demo-grpo", "distill"}:
-        args = [*args, "--set", "max_steps=2"]
+        args = [*args, "--set", "max_steps=1"]
     code, out = leret_command(*args)
     nothing = ("no usable", "no pair", "spread", "nothing to train")  # a random policy may not give a single pair
     if args[0] == "train" and code == 2 and any(words in out for words in nothing):

@@ -17,7 +17,7 @@ from tests.first_steps import read_lines, succeeds, write_world
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 KEYS = {"num_train_epochs": 1, "learning_rate": 1e-3, "max_length": 512}
-SMALL = {"samples": 3, "algorithms": ["sft"], "train_kwargs": KEYS}
+SMALL = {"samples": 2, "algorithms": ["sft"], "train_kwargs": KEYS}
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def test_multihop_is_optimized_saved_and_loaded(saved):
 
 
 def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
-    settings = SMALL | {"samples": 2, "train_kwargs": KEYS | {"max_length": 1024}, "run_dir": "runs/researcher"}
-    Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:4]))
+    settings = SMALL | {"train_kwargs": KEYS | {"max_length": 1024}, "run_dir": "runs/researcher"}
+    Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:3]))
     optimized = import_module("researcher").main("few.jsonl", "corpus.jsonl", "saved/researcher", "agent", **settings)
     assert {candidate["stage"] for candidate in optimized.candidate_programs} == {"student", "sft"}
     again = leret.load("saved/researcher").program
@@ -88,7 +88,7 @@ def test_the_notebook_runs_from_top_to_bottom():
     cells = json.loads((EXAMPLES / "loop.ipynb").read_text(encoding="utf-8"))["cells"]
     namespace = {"__name__": "__main__"}
     for number, source in enumerate("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
-        small = source.replace("example_data()", "example_data(n_train=16, n_val=8, n_test=8)")
+        small = source.replace("example_data()", "example_data(n_train=12, n_val=4, n_test=4)")
         exec(compile(small, f"cell {number}", "exec"), namespace)
     assert namespace["after"] >= 0
     shown = ["".join(output["text"]) for cell in cells for output in cell.get("outputs", ())]
@@ -96,12 +96,9 @@ def test_the_notebook_runs_from_top_to_bottom():
     assert after >= before + 8
 
 
-@pytest.mark.parametrize("name", ["multihop", "researcher", "picker"])
-def test_example_without_arguments_prints_its_usage(name, monkeypatch):
-    assert f"python examples/{name}.py " in message_of(name, monkeypatch)
-
-
-def test_picker_on_a_run_without_a_program_ends_with_one_line(tmp_path, monkeypatch):
+def test_examples_without_arguments_or_a_program_end_with_a_short_message(tmp_path, monkeypatch):
+    for name in ("multihop", "researcher", "picker"):
+        assert f"python examples/{name}.py " in message_of(name, monkeypatch)
     [line] = message_of("picker", monkeypatch, str(tmp_path), "Where?").splitlines()
     assert "is not a saved program" in line
 

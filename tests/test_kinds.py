@@ -22,42 +22,20 @@ from leret.rollouts.environment import Environment, recipe_files
 from tests.first_steps import refused, succeeds
 from tests.sampling.fakes import DOCS, ROOT, WORDS, content, recipe_of
 
-TOYS = """
+[KINDS, _] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+INDEX = """
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated
 
 from leret.config.base import Free
-from leret.config.policy import PolicySettings
-from leret.config.retriever import IndexedSettings
-from leret.core.types import Document, Task
-from leret.datasets.formats.base import FileReader
-from leret.policies.load import PolicyKind
-from leret.retrieval.base import CallableRetriever
+from leret.config.retriever import EngineSettings
 from leret.retrieval.index.manifest import IndexEngine
-from leret.retrieval.load import EngineKind
-from tests.sampling.fakes import FakePolicy
-
-READER = FileReader(
-    task=lambda record: Task.question(record["ask"], record["ask"], gold=tuple(record["need"])),
-    in_record=lambda record: [Document(record["word"], record["word"].title(), record["says"])],
-    marks=("ask", "word"),
-)
 
 
-class ToySettings(IndexedSettings):
+class ToySettings(EngineSettings):
     letters: int = 1
     threads: Annotated[int, Free()] = 1
-
-
-class ToyRetriever(CallableRetriever):
-    def __init__(self, documents, engine):
-        self.documents = documents.passages(range(len(documents)), [1.0] * len(documents))
-        self.letters = engine.settings.letters
-        self.digest = engine.digest(documents.digest)
-
-    def search(self, queries, k):
-        starts = [query[: self.letters] for query in queries]
-        return [tuple(one for one in self.documents if one.text.startswith(start))[:k] for start in starts]
 
 
 @dataclass(frozen=True)
@@ -68,20 +46,20 @@ class ToyIndex(IndexEngine):
         (directory / "toy.txt").write_text(str(len(corpus)))
 
     def open(self, directory, documents):
-        return ToyRetriever(documents, self)
-
-
-class ToyPolicySettings(PolicySettings):
-    junk: float = 0.0
+        passages = documents.passages(range(len(documents)), [1.0] * len(documents))
+        opened = Prefix(self.settings, SimpleNamespace(values=lambda: passages, digest=documents.digest))
+        opened.digest = self.digest(documents.digest)
+        return opened
 
 
 RETRIEVER = EngineKind(ToySettings, ToyIndex, "index")
-POLICY = PolicyKind(ToyPolicySettings, lambda settings: FakePolicy(junk=settings.junk))
 
 
 def short(outcome, k=10):
     return float(len(outcome.text) <= k)
 """
+TOYS = KINDS + INDEX
+"""The kinds of CONTRIBUTING.md, with a retriever that has an index, and a reward."""
 
 RECIPE = """
 data: {{kind: "{0}:READER", questions: questions.json, corpus: corpus.json, split: all}}
@@ -109,11 +87,10 @@ def toys(request, tmp_path, monkeypatch):
         file = tmp_path / "lib" / "toys.py"
         write(tmp_path, "lib/toys.py", file)
         return file
-    site = tmp_path / "site"
-    file = site / "toy_package" / "kinds.py"
+    file = tmp_path / "site" / "toy_package" / "kinds.py"
     write(tmp_path, "toy_package.kinds", file)
-    (site / "toy_package" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(site))
+    file.with_name("__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for name in ("toy_package", "toy_package.kinds"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return file
@@ -125,7 +102,10 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
     samples = [sample for group in groups for sample in group.samples]
     assert {group.state.inputs["question"] for group in groups} == {f"find {word}" for word in WORDS}
     assert {sample.reward for sample in samples} == {0.0, 1.0}
-    assert all(sample.doc_ids == (sample.completion.split()[0],) for sample in samples if sample.step == 0)
+    for sample in samples:
+        starts = tuple(word for word in WORDS if word.startswith(sample.completion[:3]))
+        assert sample.step > 0 or sample.doc_ids == starts
+    assert any(sample.doc_ids for sample in samples)
     manifest = Run.open(tmp_path / "run").manifest
     [index] = (tmp_path / "run" / "cache").glob("*/manifest.json")
     if "site" in toys.parts:
@@ -150,9 +130,8 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
 
 
 def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
-    text, _ = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, "kinds.py", tmp_path / "kinds.py", text)
+    write(tmp_path, "kinds.py", tmp_path / "kinds.py", KINDS)
     reward = ["--set", "sampling.reward=recall"]
     succeeds("sample", "recipe.yaml", "--run", "run", *reward, "--set", "policy.words=3")
     samples = [sample for group in content(Run.open(tmp_path / "run")) for sample in group.samples]
@@ -160,65 +139,52 @@ def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
     assert any(sample.doc_ids for sample in samples)
 
 
-def test_wrong_keys_of_a_kind_named_by_path_are_told_with_their_places(toys, tmp_path):
-    recipe = (tmp_path / "recipe.yaml").read_text().replace("letters: 3", "leters: 3").replace("words", "w, junk: x")
-    (tmp_path / "recipe.yaml").write_text(recipe)
-    with pytest.raises(ConfigError) as error:
-        load_recipe("recipe.yaml", SamplingRecipe)
-    typo, junk = error.value.problems
-    assert "recipe.yaml:3: retriever.leters: unknown key; did you mean retriever.letters?" in typo
-    assert "recipe.yaml:4: policy.junk: must be a number, got 'x'" in junk
-
-
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("absent.py:TOY", "absent.py cannot be loaded: no such file; fix it, or name the kind as FILE.py:NAME"),
-        ("sys:TOY", "sys has no kind 'TOY'; available: none"),
-        ("os:TOY", "os has no kind 'TOY'; available: none"),
-        ("no_such_package.kinds:TOY", "no_such_package.kinds cannot be loaded"),
-        ("lib/toys.py:TOY", "has no kind 'TOY'; available: RETRIEVER"),
-        ("lib/toys.py:POLICY", "has no kind 'POLICY'; available: RETRIEVER"),
-    ],
-)
-def test_a_path_without_a_kind_of_the_family_is_told(tmp_path, monkeypatch, kind, says):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "lib/toys.py", tmp_path / "lib" / "toys.py")
-    text = (tmp_path / "recipe.yaml").read_text().replace("lib/toys.py:RETRIEVER", kind)
-    (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        load_recipe("recipe.yaml", SamplingRecipe)
-    [problem] = error.value.problems
-    assert problem.startswith("recipe.yaml:3: retriever.kind: ")
-    assert says in problem
-
-
-def test_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys):
+@pytest.mark.parametrize("toys", ["file"], indirect=True)
+def test_keys_and_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys, tmp_path):
     recipe = load_recipe("recipe.yaml", SamplingRecipe)
     assert "retriever.threads" in free_keys(recipe)
     assert "retriever.letters" not in free_keys(recipe)
     assert "retriever.threads" not in free_keys(SamplingRecipe)
 
+    text = (
+        (tmp_path / "recipe.yaml")
+        .read_text()
+        .replace("letters: 3", "leters: 3")
+        .replace("model: words", "model: w, words: x")
+    )
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_recipe("recipe.yaml", SamplingRecipe)
+    typo, wrong = error.value.problems
+    assert "recipe.yaml:3: retriever.leters: unknown key; did you mean retriever.letters?" in typo
+    assert "recipe.yaml:4: policy.words: must be a whole number, got 'x'" in wrong
 
-ENGINE = """
-from leret.config.retriever import EngineSettings
-from leret.retrieval.engines.bm25 import BM25Index
-from leret.retrieval.load import EngineKind
+
+WRONG = {
+    "absent.py:TOY": "absent.py cannot be loaded: no such file; fix it, or name the kind as FILE.py:NAME",
+    "sys:TOY": "sys has no kind 'TOY'; available: none",
+    "no_such_package.kinds:TOY": "no_such_package.kinds cannot be loaded",
+    "lib/toys.py:TOY": "has no kind 'TOY'; available: RETRIEVER",
+    "lib/toys.py:POLICY": "has no kind 'POLICY'; available: RETRIEVER",
+}
 
 
-class MineSettings(EngineSettings):
-    pass
+@pytest.mark.parametrize("toys", ["file"], indirect=True)
+def test_a_path_without_a_kind_of_the_family_is_told(toys, tmp_path):
+    text = (tmp_path / "recipe.yaml").read_text()
+    for kind, says in WRONG.items():
+        (tmp_path / "recipe.yaml").write_text(text.replace("lib/toys.py:RETRIEVER", kind))
+        with pytest.raises(ConfigError) as error:
+            load_recipe("recipe.yaml", SamplingRecipe)
+        [problem] = error.value.problems
+        assert problem.startswith("recipe.yaml:3: retriever.kind: ")
+        assert says in problem
 
 
-MINE = EngineKind(MineSettings, BM25Index, "index")
-"""
-
-
-def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evaluations(tmp_path, monkeypatch):
-    file = tmp_path / "engine_of_a_hybrid.py"
-    file.write_text(ENGINE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    hybrid = {"kind": "hybrid", "engines": [{"kind": "bm25"}, {"kind": "engine_of_a_hybrid:MINE"}]}
+def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evaluations(tmp_path):
+    file = tmp_path / "toys.py"
+    file.write_text(TOYS)
+    hybrid = {"kind": "hybrid", "engines": [{"kind": "bm25"}, {"kind": f"{file}:RETRIEVER"}]}
     recipe = SamplingRecipe.model_validate({"data": {"kind": "world"}, "retriever": hybrid})
     assert file in recipe_files(recipe)
     run = Run.create(tmp_path / "run")
@@ -226,7 +192,7 @@ def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evalua
     evaluation = EvalRecipe(systems=("raw-question",), baseline="raw-question", retrievers={"both": hybrid})
     key = resolve(evaluation, run).key
     assert resolve(evaluation, run).key == key
-    file.write_text(f"{ENGINE}# changed\n")
+    file.write_text(f"{TOYS}# changed\n")
     assert resolve(evaluation, run).key != key
 
 

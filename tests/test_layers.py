@@ -15,21 +15,8 @@ LAYERS = [
     {"config", "http"},
     {"rewards"},
     {"datasets", "retrieval", "policies"},
-    *(
-        {name}
-        for name in (
-            "programs",
-            "rollouts",
-            "sampling",
-            "training",
-            "evaluation",
-            "viewer",
-            "optimize",
-            "demo",
-            "extras",
-            "cli",
-        )
-    ),
+    *({name} for name in ("programs", "rollouts", "sampling", "training", "evaluation", "viewer", "optimize")),
+    *({name} for name in ("demo", "extras", "cli")),
     {"__main__"},
 ]
 """Lowest first; those of one layer do not import one another."""

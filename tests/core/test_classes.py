@@ -4,15 +4,7 @@ from types import SimpleNamespace
 import dspy
 import pytest
 
-from leret.core.classes import (
-    class_at,
-    identity,
-    load_function,
-    path_of,
-    source_digest,
-    sources_digest,
-    with_identity,
-)
+from leret.core.classes import class_at, identity, load_function, path_of, source_digest, sources_digest, with_identity
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.stages import source_files
 from leret.rewards import scoring
@@ -34,31 +26,23 @@ FILES = {
 IMPORTED = [*FILES.keys() - {"reward.py", "unrelated.py"}]
 
 
-def test_a_class_of_a_module_has_a_path_that_finds_it_again():
-    path = path_of(ProgramError)
-    assert path == "leret.core.errors:ProgramError"
-    assert class_at(path, Exception) is ProgramError
-
-
-def test_a_class_inside_a_function_has_no_path():
+def test_a_class_has_a_path_that_finds_it_again_unless_it_is_inside_a_function():
     class Local:
         pass
 
+    path = path_of(ProgramError)
+    assert path == "leret.core.errors:ProgramError"
+    assert class_at(path, Exception) is ProgramError
     with pytest.raises(ProgramError, match="cannot be imported by another process"):
         path_of(Local)
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("no_such_module:A", "cannot be imported here"),
-        ("leret.core.errors:Nothing", "cannot be imported here"),
-        ("leret.core.errors:ProgramError", "is not a subclass of Module"),
-    ],
-)
-def test_a_path_that_is_no_program_is_refused(path, message):
-    with pytest.raises(ProgramError, match=message):
-        class_at(path, dspy.Module)
+def test_a_path_that_is_no_program_is_refused():
+    for path in ("no_such_module:A", "leret.core.errors:Nothing"):
+        with pytest.raises(ProgramError, match="cannot be imported here"):
+            class_at(path, dspy.Module)
+    with pytest.raises(ProgramError, match="is not a subclass of Module"):
+        class_at("leret.core.errors:ProgramError", dspy.Module)
 
 
 @pytest.fixture

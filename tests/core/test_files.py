@@ -21,11 +21,14 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir() if path.suffix != ".lock")
 
 
-def test_file_is_replaced_whole_or_stays(tmp_path):
+def test_file_is_replaced_whole_or_stays_and_is_named(tmp_path):
     path = tmp_path / "made" / "file"
     files.write_atomically(path, "old é")
     with pytest.raises(ZeroDivisionError), atomic_file(path, "wb") as file:
         file.write(b"half" * (1 // 0))
+    with pytest.raises(OSError, match="File too large") as caught, atomic_file(path):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    assert caught.value.filename == str(path)
     assert path.read_text(encoding="utf-8") == "old é"
     assert names(path.parent) == ["file"]
 
@@ -75,13 +78,3 @@ def test_failed_move_keeps_the_directory_and_the_work(tmp_path, monkeypatch, key
     assert write(tmp_path / "index", "new", key) == left
     assert (names(tmp_path), names(tmp_path / "index")) == (["index"], ["file"])
     assert (tmp_path / "index" / "file").read_text() == "new"
-
-
-def test_a_failed_write_names_the_file(tmp_path):
-    def write():
-        with atomic_file(tmp_path / "out"):
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    with pytest.raises(OSError, match="File too large") as caught:
-        write()
-    assert (caught.value.filename, list(tmp_path.iterdir())) == (str(tmp_path / "out"), [])

@@ -4,7 +4,6 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from tests.sampling.fakes import events_of
 
 
 @pytest.fixture
@@ -12,20 +11,15 @@ def run(tmp_path):
     return Run.create(tmp_path / "a" / "run")
 
 
-def test_a_run_is_found_again_with_its_recipe(run):
+def test_a_run_is_found_again_with_what_was_written(run):
     with pytest.raises(RunError, match="no sampling yet; run `leret sample"):
         run.sampling()
-    run.update(sampling={"k": 3})
-    assert Run.create(run.path).sampling() == {"k": 3}
-    assert "python" in Run.open(run.path).manifest.versions
-
-
-def test_what_was_written_is_what_the_file_says(run):
     value = {"names": ("a", "b"), "rate": 1e-05, "none": None, "on": True, "text": "2026-11-28\nno"}
     run.update(sampling=value)
-    assert run.record() == Run.open(run.path).record()
+    assert run.record() == Run.open(run.path).record() == Run.create(run.path).record()
+    assert "python" in Run.open(run.path).manifest.versions
     value["rate"] = 1
-    assert run.record()["sampling"]["rate"] == 1e-05
+    assert run.sampling()["rate"] == 1e-05
 
 
 @pytest.mark.parametrize("text", ["schema: 1\n", "{", "", "[]"])
@@ -50,8 +44,3 @@ def test_updates_at_the_same_time_lose_nothing(run):
         list(pool.map(lambda i: Run(run.path).update(keep=True, training={f"p{i}": {"n": i}}), range(8)))
     assert {f"part{i}" for i in range(8)} <= set(run.record())
     assert run.manifest.training == {f"p{i}": {"n": i} for i in range(8)}
-
-
-def test_events_are_lines_of_json(run):
-    run.event("sample", "started", questions=3)
-    assert [(event["event"], event["questions"]) for event in events_of(run)] == [("started", 3)]

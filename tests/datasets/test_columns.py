@@ -1,48 +1,22 @@
-import csv
 import re
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.columns import guess
-from tests.datasets.writing import array, json_lines, load, load_tasks, settings
+from tests.datasets.writing import array, csv_table, json_lines, load, load_tasks, parquet, settings
 
 ROWS = [
     {"Nr": 1, "Frage": "Who wrote?", "Antwort": "Ada", "Beleg": ["7", "8"], "Person": "a poet", "type": 5},
-    {"Nr": 2, "Frage": "Who read?", "Antwort": "Byron", "Beleg": "8", "Person": None, "type": 5},
+    {"Nr": 2, "Frage": "Who read?", "Antwort": "Byron", "Beleg": ["8"], "Person": None, "type": 5},
 ]
 DOCUMENTS = [{"Nr": 7, "Name": "Ada", "Inhalt": "Ada wrote."}, {"Nr": 8, "Name": "Byron", "Inhalt": "Byron read."}]
 FIELDS = {"id": "Nr", "question": "Frage", "answer": "Antwort", "relevant_doc_ids": "Beleg", "type": "Person",
           "doc_id": "Nr", "title": "Name", "text": "Inhalt"}  # fmt: skip
 
 
-def table(path, rows):
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    return str(path)
-
-
-def csv_table(path, rows):
-    lists = {name: '["7", "8"]' if value == ["7", "8"] else value for name, value in rows[0].items()}
-    return table(path.with_suffix(".csv"), [lists, *rows[1:]])
-
-
-def parquet(path, rows):
-    rows = [{n: [v] if n == "Beleg" and isinstance(v, str) else v for n, v in row.items()} for row in rows]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
-    return str(path.with_suffix(".parquet"))
-
-
-@pytest.fixture(params=[json_lines, array, csv_table, parquet])
-def write(request):
-    return request.param
-
-
+@pytest.mark.parametrize("write", [json_lines, array, csv_table, parquet])
 def test_mapped_columns_are_read_from_every_format(write, tmp_path):
     data = load("jsonl", write(tmp_path / "q", ROWS), write(tmp_path / "c", DOCUMENTS), fields=FIELDS)
     assert data.tasks.items == (
@@ -52,8 +26,8 @@ def test_mapped_columns_are_read_from_every_format(write, tmp_path):
     assert list(data.corpus.values()) == [Document("7", "Ada", "Ada wrote."), Document("8", "Byron", "Byron read.")]
 
 
-def test_columns_become_program_inputs(write, tmp_path):
-    path, fields = write(tmp_path / "q", ROWS), {"answer": "Antwort", "type": "Person"}
+def test_columns_become_program_inputs(tmp_path):
+    path, fields = csv_table(tmp_path / "q", ROWS), {"answer": "Antwort", "type": "Person"}
     tasks = load_tasks("jsonl", path, fields={**fields, "question": "Frage", "inputs": {"persona": "Person"}})
     assert [task.inputs for task in tasks] == [
         {"question": "Who wrote?", "persona": "a poet"}, {"question": "Who read?", "persona": ""}]  # fmt: skip
@@ -61,6 +35,7 @@ def test_columns_become_program_inputs(write, tmp_path):
     assert first.inputs == {"persona": "a poet", "turn": "Who wrote?"}
 
 
+@pytest.mark.parametrize("write", [json_lines, csv_table, parquet])
 def test_an_unknown_column_is_refused_with_the_columns_that_exist(write, tmp_path):
     path = write(tmp_path / "q", ROWS)
     for fields in ({"question": "Fragen"}, {"question": "Nr", "inputs": {"question": "Fragen"}}):
@@ -69,14 +44,11 @@ def test_an_unknown_column_is_refused_with_the_columns_that_exist(write, tmp_pat
             load_tasks("jsonl", path, fields={**fields, "answer": "Antwort"}, skip_invalid=True)
 
 
-def test_a_column_may_be_missing_in_some_json_lines(tmp_path):
+def test_a_column_may_be_missing_in_some_json_lines_and_others_are_refused(tmp_path):
     rows = [{"q": "Who?", "gold": "A", "answer": 3}, {"q": "Why?", "gold": "A", "reply": "x"}]
-    path = json_lines(tmp_path / "q", rows)
     fields = {"question": "q", "relevant_doc_ids": "gold", "answer": "reply"}
-    assert [task.answers for task in load_tasks("jsonl", path, fields=fields)] == [(), ("x",)]
-
-
-def test_other_kinds_and_unknown_names_are_refused(tmp_path):
+    tasks = load_tasks("jsonl", json_lines(tmp_path / "q", rows), fields=fields)
+    assert [task.answers for task in tasks] == [(), ("x",)]
     for kind, fields, says in (("beir", {"id": "x"}, "applies to kind jsonl"), ("jsonl", {"qestion": "x"}, "qestion")):
         with pytest.raises(ValueError, match=says):
             settings(kind, str(tmp_path), fields=fields)
@@ -92,20 +64,18 @@ GUESSES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("columns", GUESSES)
-def test_columns_of_questions_are_guessed(columns):
-    example = dict.fromkeys(columns.split(";" if ";" in columns else " "), "x")
-    assert guess([("q", False, [example])], {}) == GUESSES[columns]
+DOCUMENT_GUESSES = {
+    "document_id heading passage_text url": {"doc_id": "document_id", "title": "heading", "text": "passage_text"},
+    "ref headline content": {"doc_id": "ref", "title": "headline", "text": "content"},
+    "_id title text body": {},
+}
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [("document_id heading passage_text url", {"doc_id": "document_id", "title": "heading", "text": "passage_text"}),
-     ("ref headline content", {"doc_id": "ref", "title": "headline", "text": "content"}),
-     ("_id title text body", {})],
-)  # fmt: skip
-def test_columns_of_documents_are_guessed(columns, expected):
-    assert guess([("c", True, [dict.fromkeys(columns.split(), "x")])], {}) == expected
+def test_columns_of_questions_and_documents_are_guessed():
+    for is_corpus, guesses in ((False, GUESSES), (True, DOCUMENT_GUESSES)):
+        for columns, expected in guesses.items():
+            example = dict.fromkeys(columns.split(";" if ";" in columns else " "), "x")
+            assert guess([("file", is_corpus, [example])], {}) == expected
 
 
 def test_missing_columns_of_both_files_are_reported_with_ready_flags():
@@ -124,14 +94,15 @@ def test_missing_columns_of_both_files_are_reported_with_ready_flags():
     assert guess(tables, flags) == flags
 
 
-@pytest.mark.parametrize("cell", ["A Door;B", '["B"]', "B C"])
-def test_gold_documents_under_any_name_are_guessed_from_ids_of_the_corpus(cell):
+def test_gold_documents_under_any_name_are_guessed_from_ids_of_the_corpus():
     corpus = [{"doc_id": name, "text": "t", "language": "en"} for name in ("A Door", "B", "C", "Who")]
-    asked = {"question": "Who is by a door?", "answer": "yes", "language": "en", "proof": cell}
-    tables = [("c", True, corpus), ("q", False, [asked])]
-    assert guess(tables, {})["relevant_doc_ids"] == "proof"
-    assert "relevant_doc_ids" not in guess(tables, {"relevant_doc_ids": None})
-    assert "relevant_doc_ids" not in guess([("c", True, corpus), ("q", False, [{**asked, "proof": "yes"}])], {})
+
+    def guessed(cell, **flags):
+        asked = {"question": "Who is by a door?", "answer": "yes", "language": "en", "proof": cell}
+        return guess([("c", True, corpus), ("q", False, [asked])], flags).get("relevant_doc_ids")
+
+    assert [guessed(cell) for cell in ("A Door;B", '["B"]', "B C", "yes")] == ["proof", "proof", "proof", None]
+    assert guessed("A Door;B", relevant_doc_ids=None) is None
 
 
 def test_unknown_columns_of_flags_are_reported_together_and_quoted():

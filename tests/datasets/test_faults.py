@@ -1,8 +1,6 @@
 """Each fault of a data file is read rightly, refused with its place, or counted in a message."""
 
-import csv
 import gzip
-import json
 import re
 
 import pyarrow
@@ -11,36 +9,21 @@ import pytest
 
 from leret.core.errors import DataError
 from leret.datasets.load import UNSPLIT
-from tests.datasets.writing import HOTPOT, HOVER, MUSIQUE, array, inspect, json_lines, load, load_tasks
+from tests.datasets.writing import (
+    HOTPOT,
+    HOVER,
+    MUSIQUE,
+    PLACES,
+    array,
+    csv_table,
+    inspect,
+    json_lines,
+    load,
+    load_tasks,
+)
 
 CORPUS = [{"doc_id": f"d{i}", "title": f"T{i}", "text": f"text {i}"} for i in range(4)]
 ASKED = {"id": "q1", "question": "Who?", "relevant_doc_ids": "d1", "answer": "Ada"}
-
-
-def cell(value):
-    return json.dumps(value) if isinstance(value, list) else value
-
-
-def csv_table(path, rows):
-    with path.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
-    return str(path.with_suffix(".csv"))
-
-
-def tsv_table(path, rows):
-    lines = [[*rows[0]], *(["" if value is None else str(cell(value)) for value in row.values()] for row in rows)]
-    path.with_suffix(".tsv").write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
-    return str(path.with_suffix(".tsv"))
-
-
-def parquet(path, rows):
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
-    return str(path.with_suffix(".parquet"))
-
-
-PLACES = {json_lines: "{}:2: ", array: "{}: item 2: ", csv_table: "{}:3: ", tsv_table: "{}:3: ", parquet: "{}: row 2: "}
 
 
 @pytest.fixture(params=PLACES, ids=lambda write: write.__name__)
@@ -50,7 +33,6 @@ def write(request):
 
 READ = {  # changes of the record: gold documents and answers in every format
     "blank answer": ({"answer": ""}, ("d1",), ()),
-    "answers": ({"answer": None, "answers": ["Ada", "Byron"]}, ("d1",), ("Ada", "Byron")),
     "blank among answers": ({"answer": None, "answers": ["Ada", "", " "]}, ("d1",), ("Ada",)),
     "bracket in an answer": ({"answer": "[sic] Ada"}, ("d1",), ("[sic] Ada",)),
     "blank gold": ({"relevant_doc_ids": " "}, (), ("Ada",)),
@@ -120,6 +102,7 @@ def test_unanswerable_questions_are_left_out_and_counted(write, mark, tmp_path):
 
 HEAD = "id,question,relevant_doc_ids\n"
 ROWS = [f"q{i},Who is {i}?,d{i % 4}\n" for i in range(20)]
+GZIP = gzip.compress((HEAD + "".join(ROWS)).encode())
 JSON = '{"id": "q1", "question": "Who?", "relevant_doc_ids": "d1"}\n'
 FILES = {  # name, content, then the ids that are read, or the place of the fault
     "CSV: byte order mark and CRLF": ("q.csv", "\ufeff" + (HEAD + ROWS[1]).replace("\n", "\r\n"), ["q1"]),
@@ -138,17 +121,25 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "CSV: NUL": ("q.csv", HEAD + "q1,Wh\0o?,d1\n", "q.csv:2: .*NUL"),
     "CSV: Latin 1": ("q.csv", (HEAD + ROWS[0] + "q1,Caf\u00e9?,d1\n").encode("latin-1"), "q.csv:3: .*not UTF-8"),
     "CSV: UTF-16": ("q.csv", (HEAD + ROWS[0]).encode("utf-16"), "q.csv is UTF-16"),
-    "CSV: cut gzip": ("q.csv.gz", gzip.compress((HEAD + "".join(ROWS)).encode())[:-20], "q.csv.gz: .*ends early"),
+    "CSV: cut gzip": ("q.csv.gz", GZIP[:-20], "q.csv.gz: .*ends early"),
+    "JSON: broken gzip": ("q.jsonl.gz", GZIP[:30] + b"x" * 30 + GZIP[60:], "q.jsonl.gz: .*compressed file is broken"),
+    "CSV: quote that the last row opens": ("q.csv", HEAD + ROWS[0] + 'q1,"what,d1\n', "q.csv:3: broken CSV"),
     "CSV: no header": ("q.csv", ROWS[0] + ROWS[1], "q.csv:2: field 'question' or 'query' is missing"),
     "TSV: quotes are characters":
         ("q.tsv", 'id\tquestion\tanswer\nq1\t"Heroes\t1977\nq2\tA single is 7"\tyes\n', ["q1", "q2"]),
     "TSV: tab in a cell": ("q.tsv", 'id\tquestion\tanswer\nq1\t"Who\tis?"\tAda\n', "q.tsv:2: 4 cells"),
     "TSV: two columns of one name": ("q.tsv", "id\tquestion\tanswer\tanswer\nq1\ta\tb\tc\n", "q.tsv:1: .*'answer'"),
-    "JSON: byte order mark and CRLF": ("q.jsonl", "\ufeff" + JSON.replace("\n", "\r\n"), ["q1"]),
+    "JSON: byte order mark, CRLF and blank lines":
+        ("q.jsonl", "\ufeff" + (JSON + "\n  \n").replace("\n", "\r\n"), ["q1"]),
+    "JSON array: byte order mark": ("q.json", f"\ufeff \n[{JSON}]", ["q1"]),
     "JSON: key twice":
         ("q.jsonl", JSON + '{"id": "q2", "question": "a", "question": "b"}\n', "q.jsonl:2: .*'question'"),
     "JSON array: key twice": ("q.json", f'[{JSON}, {{"id": "q2", "id": "q3"}}]', "q.json: item 2: .*'id'"),
     "JSON: long number": ("q.jsonl", '{"id": %s}\n' % ("9" * 5000), "q.jsonl:1: "),
+    "JSON array: cut off in a string": ("q.json", '[{"a": 1}, {"a": "x', "q.json: .*item 2: broken JSON"),
+    "JSON array: nested too deep": ("q.json", '[{"a":' + '{"a":' * 100_000, "q.json: .*nested more than 200 deep"),
+    "JSON: nested too deep": ("q.jsonl", JSON + '{"a": ' + "[" * 100_000, "q.jsonl:2: broken JSON"),
+    "JSON: empty": ("q.jsonl", "", "q.jsonl.*is empty"),
     "JSON: cut": ("q.jsonl", JSON + JSON[:30], "q.jsonl:2: broken JSON"),
     "JSON: not UTF-8": ("q.jsonl", JSON.encode() + b'{"id": "\xff"}\n', "q.jsonl:2: not UTF-8"),
     "JSON: id as a fraction": ("q.jsonl", JSON.replace('"q1"', "1.0"), "q.jsonl:1: .*'id' is '1.0'"),
@@ -164,17 +155,10 @@ def test_a_file_is_read_or_refused_with_the_place(fault, tmp_path):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     if isinstance(expected, list):
         assert [task.id for task in load_tasks("jsonl", str(tmp_path / name))] == expected
-    else:
+        return
+    for skip_invalid in (False, True) if "stray quote" in fault else (False,):
         with pytest.raises(DataError, match=f"(?s){expected}"):
-            load_tasks("jsonl", str(tmp_path / name))
-
-
-@pytest.mark.parametrize("fault", [name for name in FILES if name.startswith("CSV: stray quote")])
-def test_a_stray_quote_is_refused_even_if_bad_records_are_skipped(fault, tmp_path):
-    name, content, place = FILES[fault]
-    (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=place):
-        load_tasks("jsonl", str(tmp_path / name), skip_invalid=True)
+            load_tasks("jsonl", str(tmp_path / name), skip_invalid=skip_invalid)
 
 
 @pytest.mark.parametrize(("first", "last"), [(3, 16), (0, 19)])
@@ -196,47 +180,34 @@ def test_two_parquet_columns_of_one_name_are_refused(tmp_path):
         load_tasks("jsonl", str(tmp_path / "q"))
 
 
-def test_ids_in_a_cell_without_a_corpus_are_counted(tmp_path):
-    rows = [{**ASKED, "relevant_doc_ids": "d1|d2"}, {**ASKED, "id": "q2"}]
-    loaded = load_tasks("jsonl", csv_table(tmp_path / "q", rows))
-    assert (loaded.skipped, loaded.items[0].gold) == ({UNSPLIT: 1}, ("d1|d2",))
-
-
-def test_an_id_with_a_separator_is_one_id(tmp_path):
+def test_ids_in_a_cell_are_split_by_the_corpus(tmp_path):
     corpus = [{"doc_id": id, "text": "x"} for id in ("Paris, Texas", "Paris", "Texas", "a|b", "Ed Wood")]
     rows = [{**ASKED, "id": id, "relevant_doc_ids": id} for id in ("Paris, Texas", "a|b", "Ed Wood; Paris, Texas")]
-    tasks = load("jsonl", csv_table(tmp_path / "q", rows), csv_table(tmp_path / "c", corpus)).tasks
+    questions = csv_table(tmp_path / "q", rows)
+    tasks = load("jsonl", questions, csv_table(tmp_path / "c", corpus)).tasks
     assert [task.gold for task in tasks] == [("Paris, Texas",), ("a|b",), ("Ed Wood", "Paris, Texas")]
 
+    alone = load_tasks("jsonl", questions)  # without a corpus they are counted
+    assert (alone.skipped, alone.items[1].gold) == ({UNSPLIT: 3}, ("a|b",))
 
-def test_gold_parents_in_a_cell_are_split(tmp_path):
     chunks = [{"doc_id": f"{parent}#0", "text": "x", "parent": parent} for parent in "AB"]
-    rows = [{**ASKED, "relevant_doc_ids": "A;B"}]
-    data = load("jsonl", csv_table(tmp_path / "q", rows), json_lines(tmp_path / "c", chunks), gold="parent")
-    assert data.tasks.items[0].gold == ("A", "B")
-
-
-RAIN, LEO, WATER = ["Rain", ["Rain is a 1932 film directed by Leo Mar."]], ["Leo Mar", ["Leo Mar was born in Kyiv."]], \
-    ["Rain", ["Rain is water that falls from clouds."]]  # fmt: skip
-TWINS = {
-    "_id": "w2", "type": "compositional", "question": "Where was the director of Rain born?", "answer": "Kyiv",
-    "context": [RAIN, LEO, WATER], "supporting_facts": [["Rain", 0], ["Leo Mar", 0]],
-    "evidences": [["Rain", "director", "Leo Mar"]], "evidences_id": [],
-}  # fmt: skip
+    questions = csv_table(tmp_path / "q", [{**ASKED, "relevant_doc_ids": "A;B"}])
+    [task] = load("jsonl", questions, json_lines(tmp_path / "c", chunks), gold="parent").tasks
+    assert task.gold == ("A", "B")
 
 
 @pytest.mark.parametrize("kind", ["2wiki", "hotpotqa"])
 def test_the_first_text_of_a_title_counts_in_every_kind(kind, tmp_path):
-    path = array(tmp_path / "w.json", [TWINS, {**TWINS, "_id": "w3", "context": [RAIN, LEO]}])
+    record = {**HOTPOT[0], "context": [*HOTPOT[0]["context"], ["Ada", ["Ada is a language."]]]}
+    path, text = array(tmp_path / "w.json", [record, HOTPOT[1]]), "Ada wrote. She was Byron's."
     corpus = load(kind, path).corpus
-    assert (corpus["Rain"].text, corpus.skipped) == (RAIN[1][0], {"document with an id of another text": 1})
+    assert (corpus["Ada"].text, corpus.skipped) == (text, {"document with an id of another text": 1})
     assert inspect(kind, path).skipped == {"document with an id of another text": 1}
-    chunks = load_tasks("episodes", path).items[0].inputs["chunks"]
-    assert [(chunk["id"], chunk["text"]) for chunk in chunks] == [("Rain", RAIN[1][0]), ("Leo Mar", LEO[1][0])]
+    first, *others = load_tasks("episodes", path).items[0].inputs["chunks"]
+    assert (first["id"], first["text"], [chunk["id"] for chunk in others]) == ("Ada", text, ["Byron", "Café"])
 
 
 OFFICIAL = {  # kind, record, then the answers of the task, or the refusal
-    "unanswerable": ("musique", {**MUSIQUE[0], "answerable": False}, "available: none"),
     "blank answer": ("musique", {**MUSIQUE[0], "answer": " ", "answer_aliases": ["", "Anne"]}, ("Anne",)),
     "gold as text":
         ("musique", {**MUSIQUE[0], "paragraphs": [{**MUSIQUE[0]["paragraphs"][0], "is_supporting": "false"}]},
@@ -245,8 +216,6 @@ OFFICIAL = {  # kind, record, then the answers of the task, or the refusal
     "label as a number": ("hover", {**HOVER[0], "label": 1}, ("SUPPORTED",)),
     "no label": ("hover", {**HOVER[0], "label": -1}, ()),
     "unknown label": ("hover", {**HOVER[0], "label": "MAYBE"}, "m:1: .*'label' is 'MAYBE'"),
-    "id twice in chunks": ("chunks", {"id": "q", "question": "?", "answer": "x", "support": [],
-                                      "chunks": [{"id": 1, "text": "a"}, {"id": "1", "text": "b"}]}, "m:1: .*same id"),
     "null id of a chunk": ("chunks", {"id": "q", "question": "?", "answer": "x", "support": ["0"],
                                       "chunks": [{"id": None, "text": "a"}]}, ("x",)),
     "gold twice in chunks": ("chunks", {"id": "q", "question": "?", "chunks": ["a"], "support": [0],

@@ -2,7 +2,6 @@ import gzip
 import json
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,6 @@ from leret.core.types import Task
 from leret.datasets.leaks import FINGERPRINTS, find_leaks, fingerprint, refuse_leaks
 from leret.datasets.splits import split_of
 from models.fingerprints import write_fingerprints
-
-SHARED = Path(__file__).resolve().parents[3] / "shared/data"
 
 TRAINED = [
     Task.question("t1", "Who directed Ed Wood?", gold=("a", "b")),
@@ -49,10 +46,8 @@ def reply(id, history, answer, persona=("i sing",)):
     [
         (reply("x", ["Hi, you", "it is you ?"], "Yes, it is me"), "reply"),  # from the other side
         (reply("x", ["so"], "Hi you"), None),  # too short
-        (reply("x", ["so"], "yes it is me !"), "reply"),
         (reply("x", ["so"], "i sing a lot"), "reply"),
         (reply("x", ["yes it is me !"], "no"), None),
-        (reply("x", ["no"], "not me"), None),
         (reply("x", ["hi you"], "it is you ?", ("sing i",)), "words"),
     ],
 )
@@ -76,11 +71,9 @@ def test_a_shared_gold_document_is_a_note():
     assert "the texts that demo learned from" in unknown
 
 
-def test_the_default_split_of_hotpotqa_is_clean_but_for_gold_pairs():
-    path = SHARED / "hotpotqa/queries_all.jsonl.gz"
-    if not path.is_file():
-        pytest.skip("no shared data")
-    rows = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+def test_the_default_split_of_hotpotqa_is_clean_but_for_gold_pairs(shared_data):
+    data = (shared_data / "hotpotqa/queries_all.jsonl.gz").read_bytes()
+    rows = map(json.loads, gzip.decompress(data).splitlines())
     tasks = [Task.question(row["id"], row["question"], gold=row["relevant_doc_ids"]) for row in rows]
     sides = [[task for task in tasks if (split_of(task.id) == "test") == tested] for tested in (True, False)]
     by_kind = find_leaks(*sides)["by_kind"]
@@ -91,11 +84,11 @@ def test_the_default_split_of_hotpotqa_is_clean_but_for_gold_pairs():
 def test_many_questions_are_compared_in_linear_time():
     words = [f"word{i}" for i in range(3000)]
     rng = random.Random(0)
-    tasks = [Task.question(f"q{i}", " ".join(rng.choices(words, k=12)), gold=(f"d{i}",)) for i in range(20_000)]
+    tasks = [Task.question(f"q{i}", " ".join(rng.choices(words, k=12)), gold=(f"d{i}",)) for i in range(8000)]
     began = time.process_time()
-    leaks = find_leaks(tasks[:10_000], tasks[10_000:])
+    leaks = find_leaks(tasks[:4000], tasks[4000:])
     assert not leaks["examples"]
-    assert time.process_time() - began < 10  # below a second on one core; quadratic work takes many minutes
+    assert time.process_time() - began < 4  # below half a second on one core; quadratic work takes a minute
 
 
 def test_fingerprints_are_written_without_the_texts(tmp_path):

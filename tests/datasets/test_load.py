@@ -8,23 +8,20 @@ from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS,
 ASKED = [{"id": f"q{i}", "question": f"Which {i}?", "relevant_doc_ids": ["A"]} for i in range(200)]
 
 
-def test_larger_limit_only_adds_in_any_order_of_the_file(tmp_path):
+def test_larger_limit_only_adds_in_any_order_of_the_file_and_parts_are_disjoint(tmp_path):
     path, turned = json_lines(tmp_path / "q", ASKED), json_lines(tmp_path / "turned", ASKED[::-1])
-    few, more = (load_tasks("jsonl", path, split="train", limit=n).items for n in (10, 40))
-    assert more[:10] == few == load_tasks("jsonl", turned, split="train", limit=10).items
-    assert load_tasks("jsonl", path, split="train", limit=10, seed=1).items != few
 
+    def train(path=path, **keys):
+        return load_tasks("jsonl", path, split="train", **keys).items
 
-def test_parts_are_disjoint_complete_and_grow_with_the_limit(tmp_path):
-    path = json_lines(tmp_path / "q", ASKED)
+    few, more = train(limit=10), train(limit=40)
+    assert more[:10] == few == train(turned, limit=10)
+    assert train(limit=10, seed=1) != few
 
-    def part(which, limit=30):
-        return {q.id for q in load_tasks("jsonl", path, split="train", limit=limit, part=which)}
-
-    parts = [part(f"{i}/3") for i in range(3)]
-    assert [len(ids) for ids in parts] == [10, 10, 10]
-    assert set.union(*parts) == part(None)
-    assert all(part(f"{i}/3", None) > ids for i, ids in enumerate(parts))
+    parts = [{*train(limit=30, part=f"{i}/3")} for i in range(3)]
+    assert [len(part) for part in parts] == [10, 10, 10]
+    assert set.union(*parts) == {*train(limit=30)}
+    assert all({*train(part=f"{i}/3")} > part for i, part in enumerate(parts))
 
 
 def test_a_split_in_the_file_wins_over_the_hash(tmp_path):
@@ -72,11 +69,9 @@ def test_equal_questions_are_merged_with_all_answers_and_gold(tmp_path):
     with pytest.raises(DataError, match=r":3: duplicate id '1', first used at line or item 1; data\.merge_questions"):
         load("jsonl", path, corpus)
 
-
-def test_an_id_of_two_different_questions_is_never_merged(tmp_path):
-    path = json_lines(tmp_path / "q", [SAME[0], {**SAME[1], "id": "1"}])
+    other = json_lines(tmp_path / "q", [SAME[0], {**SAME[1], "id": "1"}])  # an id of two different questions
     with pytest.raises(DataError, match=r":2: duplicate id '1', first used at line or item 1\n"):
-        load_tasks("jsonl", path, merge_questions=True)
+        load_tasks("jsonl", other, merge_questions=True)
 
 
 def test_a_merged_question_is_in_one_split(tmp_path):
@@ -107,7 +102,6 @@ FILES = {
     "no id": ("2wiki", changed(HOTPOT[0], _id=None), "'_id' or 'id' is missing"),
     "another set's file": ("musique", HOTPOT, "'paragraphs' should be a list"),
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
-    "no corpus": ("hover", HOVER, r"set data\.corpus"),
     "an unknown kind": ("hotpot", HOTPOT, "data.kind 'hotpot'; did you mean hotpotqa.*available: jsonl, beir"),
 }  # fmt: skip
 
@@ -118,13 +112,19 @@ def test_bad_sources_are_refused(form, records, says, tmp_path):
         load(form, array(tmp_path / "file.json", records))
 
 
-@pytest.mark.parametrize(
-    ("records", "kind"),
-    [(QUESTIONS, "jsonl"), (HOTPOT, "hotpotqa"), (HOVER, "hover"), (MUSIQUE, "musique"), ([{"qid": 1}], "jsonl"),
-     ([{**HOTPOT[0], "evidences": []}], "2wiki")],
-)  # fmt: skip
-def test_kind_is_detected_by_the_first_record(records, kind, tmp_path):
-    assert detect_kind(json_lines(tmp_path / "q", records)) == kind
+KINDS = {
+    "jsonl": QUESTIONS,
+    "hotpotqa": HOTPOT,
+    "hover": HOVER,
+    "musique": MUSIQUE,
+    "2wiki": [{**HOTPOT[0], "evidences": []}],
+}
+
+
+def test_kind_is_detected_by_the_first_record(tmp_path):
+    for kind, records in KINDS.items():
+        assert detect_kind(json_lines(tmp_path / "q", records)) == kind
+    assert detect_kind(json_lines(tmp_path / "q", [{"qid": 1}])) == "jsonl"
     assert detect_kind(str(tmp_path)) == "beir"
     (tmp_path / "1_A_QA").mkdir()
     (tmp_path / "1_A_QA/1.xml").write_text("<Document/>")

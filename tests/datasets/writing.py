@@ -1,4 +1,8 @@
+import csv
 import json
+
+import pyarrow
+import pyarrow.parquet
 
 from leret.config.data import DataSettings
 from leret.datasets import load as data
@@ -44,6 +48,33 @@ def json_lines(path, records):
 def array(path, records, indent=None):
     path.write_text(json.dumps(records, ensure_ascii=False, indent=indent), encoding="utf-8")
     return str(path)
+
+
+def _cell(value):
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def csv_table(path, rows):
+    with path.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return str(path.with_suffix(".csv"))
+
+
+def tsv_table(path, rows):
+    lines = [[*rows[0]], *(["" if value is None else str(_cell(value)) for value in row.values()] for row in rows)]
+    path.with_suffix(".tsv").write_text("".join("\t".join(line) + "\n" for line in lines), encoding="utf-8")
+    return str(path.with_suffix(".tsv"))
+
+
+def parquet(path, rows):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
+    return str(path.with_suffix(".parquet"))
+
+
+PLACES = {json_lines: "{}:2: ", array: "{}: item 2: ", csv_table: "{}:3: ", tsv_table: "{}:3: ", parquet: "{}: row 2: "}
+"""The place of the second record in a message, by the function that writes the file."""
 
 
 def settings(kind, questions=None, corpus=None, **keys):

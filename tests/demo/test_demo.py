@@ -52,7 +52,7 @@ class Parsed(BaseCallback):
 
 @pytest.mark.parametrize("kind", [Agent, Tutorial])
 def test_completions_of_agent_can_be_parsed(kind):
-    documents, questions = generate(77, 6, 0, 0)
+    documents, questions = generate(77, 3, 0, 0)
     heard, lm = Parsed(), leret.LM("agent", max_tokens=96, temperature=0.7)
     settings = {"adapter": leret.CompactAdapter(outputs=True), "rm": BM25.build(Corpus(documents)), "lm": lm}
     asked = "question" if kind is Agent else "claim"

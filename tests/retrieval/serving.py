@@ -80,16 +80,17 @@ def listening(application, drain_s=10.0):
 @contextmanager
 def running(retriever, drain_s=10.0, **settings):
     """Run a server in a thread during the block: like `listening`, and its ``batcher``."""
-    server = RetrieverServer(OpenRetriever(retriever, "echo", "c", 3), ServerSettings(**settings))
+    opened = retriever if isinstance(retriever, OpenRetriever) else OpenRetriever(retriever, "echo", "c", 3)
+    server = RetrieverServer(opened, ServerSettings(**settings))
     with listening(server.application(), drain_s) as one:
         one.batcher = server.batcher
         yield one
 
 
 @contextmanager
-def served(index, port=0):
+def served(index):
     """Run ``leret serve retriever`` during the block: its URL, and the process."""
-    command = [sys.executable, "-m", "leret", "serve", "retriever", str(index), "--port", str(port)]
+    command = [sys.executable, "-m", "leret", "serve", "retriever", str(index), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:
         said = ""

@@ -44,7 +44,7 @@ def settings(kind, folder, **more):
 
 
 def _dense(store):
-    return {"kind": "dense", "model": str(minilm()), "store": store}
+    return {"kind": "dense", "model": str(minilm()), "store": store, "max_length": 32}
 
 
 def minilm():

@@ -32,7 +32,7 @@ class Engine:
         return [good[query] for query in queries]
 
 
-def test_runs_share_cached_rankings(tmp_path):
+def test_runs_share_cached_rankings_of_one_index_k_and_query(tmp_path):
     first, second = Engine(), Engine()
     cached = CachedRetriever(first, tmp_path)
     want = cached.search([*ODD, ODD[1]], 2)
@@ -41,13 +41,10 @@ def test_runs_share_cached_rankings(tmp_path):
     assert again.search([*ODD, ODD[1]], 2) == want == [ranking(query) for query in [*ODD, ODD[1]]]
     assert (first.asked, second.asked) == (ODD, [])
     assert isinstance(again, Retriever)
-
-
-def test_the_cache_key_is_index_k_and_query(tmp_path):
-    one, other = Engine("e1"), Engine("e2")
-    for engine, query, k in ((one, "a", 2), (one, "a", 3), (one, "a ", 2), (other, "a", 2)):
+    for engine, query, k in ((first, "é", 3), (first, "é ", 2), (Engine("e2"), "é", 2)):
+        engine.asked = []
         CachedRetriever(engine, tmp_path).search([query], k)
-    assert (one.asked, other.asked) == (["a", "a", "a "], ["a"])
+        assert engine.asked == [query]
 
 
 def test_a_partial_failure_caches_the_answered_queries(tmp_path):
@@ -131,8 +128,7 @@ def test_only_slow_retrievers_with_a_named_index_are_cached_by_default(settings,
 def test_parents_are_cached_and_older_entries_have_none(tmp_path):
     chunk = Passage("a#0", "", "x", 1.0, "a")
     cached = CachedRetriever(Engine(answer=lambda query, k: (chunk,)), tmp_path)
-    for _ in range(2):
-        assert cached.search(["q"], 1) == [(chunk,)]
+    assert cached.search(["q"], 1) == cached.search(["q"], 1) == [(chunk,)]
     for key in list(cached._cache):  # as an older version writes it
         cached._cache[key] = [entry[:4] for entry in cached._cache[key]]
     assert cached.search(["q"], 1) == [(chunk._replace(parent=None),)]

@@ -29,7 +29,7 @@ ODD = [
     "\x00cat\x1b[2J\x7f",
     "cat \ud800 dog",
     "ｃａｔ ﷺ 🐈 \u202ecat",
-    "cat " * 250_000,
+    "cat " * 20_000,
     "".join(map(chr, range(1, 2000))),
 ]
 
@@ -60,19 +60,14 @@ def copy(built, tmp_path):
     return shutil.copytree(built, tmp_path / "copy")
 
 
-def test_a_document_ranks_first_for_its_words(engine):
-    document = ANIMALS["bird"]
-    (ranking,) = engine.search([f"{document.title} {document.text}"], 3)
-    assert ranking[0][:3] == ("bird", document.title, document.text)
-    scores = [passage.score for passage in ranking]
+def test_a_document_ranks_first_for_its_words_also_in_a_moved_index(built, engine, copy):
+    document, moved = ANIMALS["bird"], open_index(copy)
+    rankings = engine.search([f"{document.title} {document.text}", "coffee and strudel"], 5)
+    assert rankings[0][0][:3] == ("bird", document.title, document.text)
+    scores = [passage.score for passage in rankings[0]]
     assert scores == sorted(scores, reverse=True)
-
-
-def test_a_moved_index_answers_the_same(built, engine, copy):
-    moved = open_index(copy)
-    queries = ["where does the cat sit", "town by the river 3", "coffee and strudel"]
     assert moved.digest == engine.digest == read_manifest(built).digest
-    assert moved.search(queries, 5) == engine.search(queries, 5)
+    assert moved.search([f"{document.title} {document.text}", "coffee and strudel"], 5) == rankings
 
 
 def test_a_query_without_a_letter_or_digit_has_an_empty_ranking(engine):
@@ -115,12 +110,6 @@ def test_batches_threads_and_smaller_k_agree(engine):
         assert [passage.score for passage in ranking] == pytest.approx([passage.score for passage in single], rel=1e-5)
 
 
-def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
-    other = Corpus([*ANIMALS.values(), Document("cow", "Cow", "A cow eats grass.")])
-    with pytest.raises(RetrievalError, match=f"is an index of a different corpus.*{ANIMALS.digest}.*{other.digest}"):
-        load_retriever(settings(kind, folder, index=str(built)), other, folder / "unused")
-
-
 def test_a_changed_file_is_detected(kind, copy):
     if kind == "hybrid":  # its files are those of its parts
         copy = copy / "first"
@@ -136,66 +125,69 @@ def test_a_changed_file_is_detected(kind, copy):
         open_index(copy)
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"documents": 3}, r"lists 3 documents, .* 65|not match the indexes"),
-        ({"corpus": "0" * 32}, r"digest|not match the indexes"),
-        ({"settings": ...}, r"settings|not match the indexes"),  # one more
-    ],
-    ids=str,
-)
-def test_a_mismatched_manifest_is_refused(copy, change, match):
+MISMATCHES = [
+    ({"documents": 3}, r"lists 3 documents, .* 65|not match the indexes"),
+    ({"corpus": "0" * 32}, r"digest|not match the indexes"),
+    ({"settings": {"colour": "red"}}, r"settings|not match the indexes"),  # one more
+]
+
+
+def test_a_mismatched_manifest_is_refused(copy):
     for path in copy.rglob("manifest.json"):  # those of the parts of a hybrid too
         before = path.read_text()
-        values = json.loads(before)
-        more = {"settings": {**values["settings"], "colour": "red"}} if change == {"settings": ...} else change
-        path.write_text(json.dumps({**values, **more}))
-        with pytest.raises(RetrievalError, match=match) as refused:
-            open_index(copy)
-        assert "build the index again" in str(refused.value)
+        for change, match in MISMATCHES:
+            values = json.loads(before)
+            values |= {name: values[name] | new if isinstance(new, dict) else new for name, new in change.items()}
+            path.write_text(json.dumps(values))
+            with pytest.raises(RetrievalError, match=match) as refused:
+                open_index(copy)
+            assert "build the index again" in str(refused.value)
         path.write_text(before)
 
 
-def test_a_named_index_with_other_settings_is_refused(folder, tmp_path):
-    index = str(tmp_path / "index")
-    load_retriever(settings("bm25", folder, index=index), ANIMALS, folder)
+def test_a_named_index_of_another_corpus_or_with_other_settings_is_refused(tmp_path):
+    named, other = BM25Settings(index=str(tmp_path / "index")), Corpus([Document("cow", "Cow", "A cow eats grass.")])
+    load_retriever(named, ANIMALS, tmp_path)
+    with pytest.raises(RetrievalError, match=f"is an index of a different corpus.*{ANIMALS.digest}.*{other.digest}"):
+        load_retriever(named, other, tmp_path)
     with pytest.raises(RetrievalError, match=r"with different settings \(k1: 1.5 in the index, 1.2 in the recipe\)"):
-        load_retriever(settings("bm25", folder, index=index, k1=1.2), ANIMALS, folder)
+        load_retriever(named.model_copy(update={"k1": 1.2}), ANIMALS, tmp_path)
 
 
-def test_other_directories_are_not_overwritten(folder, tmp_path):
+def test_other_directories_are_not_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RetrievalError, match="is not an index"):
-        load_retriever(settings("bm25", folder, index=str(tmp_path)), ANIMALS, folder)
+        load_retriever(BM25Settings(index=str(tmp_path)), ANIMALS, tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 KILLED = """
 import os, sys
 from pathlib import Path
+from leret.config.retriever import RetrieverSettings
 from leret.retrieval import load
 from leret.retrieval.index import manifest
-from tests.retrieval.small import ANIMALS, settings
-kind, folder, directory = sys.argv[1:]
+from tests.retrieval.small import ANIMALS
 manifest.write_manifest = load.write_manifest = lambda *_: os.kill(os.getpid(), 9)
-load.load_retriever(settings(kind, Path(folder), index=directory), ANIMALS, Path(folder))
+load.load_retriever(RetrieverSettings.model_validate_json(sys.argv[1]), ANIMALS, Path("unused"))
 """
 
 
-@pytest.mark.parametrize("kind", ["bm25", pytest.param("dense", marks=pytest.mark.slow), "hybrid"])
-def test_a_killed_build_is_detected_and_finished(kind, folder, tmp_path):
+@pytest.mark.parametrize("kind", ["bm25", "hybrid"])
+def test_a_killed_build_is_detected_and_finished(kind, tmp_path):
     directory = tmp_path / "index"
-    wanted = settings(kind, folder, index=str(directory))  # skips where a package is absent
+    alone = BM25Settings(index=str(directory))
+    both = HybridSettings(engines=(BM25Settings(), BM25Settings(k1=0.9)), index=str(directory))
+    wanted = alone if kind == "bm25" else both
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", KILLED, kind, str(folder), str(directory)]
+    command = [sys.executable, "-c", KILLED, wanted.model_dump_json()]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
-    if kind != "hybrid":
+    if kind == "bm25":
         assert is_incomplete(directory)
         assert not directory.exists()
     with pytest.raises(RetrievalError, match=r"the index is incomplete|is not an index"):
         open_index(directory)
-    load_retriever(wanted, ANIMALS, folder)
+    load_retriever(wanted, ANIMALS, tmp_path)
     assert open_index(directory).search(["cat"], 1)[0][0].doc_id == "cat"
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".building"]
 

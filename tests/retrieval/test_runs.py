@@ -1,17 +1,15 @@
 import pytest
 
-from leret.config.data import FileSettings
 from leret.config.retriever import BM25Settings, RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.datasets.load import load_corpus
 from leret.extras import pubmed
-from leret.retrieval.engines.bm25 import BM25
+from leret.retrieval.load import open_retriever
 from leret.sampling.stage import sample
 from tests.datasets.writing import json_lines
 from tests.extras.ncbi import article, efetch, esearch
-from tests.retrieval.serving import Reply, loopback, served
+from tests.retrieval.serving import Reply, loopback, running
 from tests.sampling.fakes import WORDS, FakePolicy, content, policy_is, recipe_of, write_data
 
 
@@ -41,12 +39,11 @@ class OnProgress(Progress):
 
     def advance(self, n=1, **facts):
         self.left -= n
-        if self.left <= 0 and self.call is not None:
-            call, self.call = self.call, None
-            call()
+        if self.left <= 0:
+            self.call()
 
 
-@pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
+@pytest.mark.parametrize("protocol", ["leret", "retrieve"])
 def test_a_wrong_url_stops_a_run_before_its_first_lm_call(protocol, place):
     policy = FakePolicy()
     with policy_is(policy), loopback(Reply("<html>It works!</html>")) as server:
@@ -57,16 +54,15 @@ def test_a_wrong_url_stops_a_run_before_its_first_lm_call(protocol, place):
 
 
 def test_a_run_resumes_after_a_retrieval_outage(place):
-    sampled(BM25Settings(k=2, stopwords=None), place / "undisturbed")
-    corpus, index = str(place / "corpus.jsonl"), place / "index"
-    BM25.build(load_corpus(FileSettings(questions=corpus, corpus=corpus)), index, stopwords=None)
-    with served(index) as (url, process), pytest.raises(RetrievalError) as caught:
-        sampled(remote(url, 0.2), place / "run", OnProgress(5, process.kill))
+    index = str(place / "index")
+    sampled(BM25Settings(k=2, stopwords=None, index=index), place / "undisturbed")
+    with running(open_retriever(index)) as server, pytest.raises(RetrievalError) as caught:
+        sampled(remote(server.url, 0.2), place / "run", OnProgress(5, server.stop))
     assert caught.value.exit_code == 1
     failed = [s for s in samples_of(place / "run") if s.failure is not None]
     assert all(s.reward is None and s.failure.kind == "retrieval" for s in failed)
-    with served(index) as (url, _):
-        assert sampled(remote(url, 60), place / "run").waiting == 0
+    with running(open_retriever(index)) as server:
+        assert sampled(remote(server.url, 60), place / "run").waiting == 0
     assert samples_of(place / "run") == samples_of(place / "undisturbed")
 
 

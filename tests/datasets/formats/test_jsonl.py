@@ -65,13 +65,7 @@ def test_bad_lines_are_refused(line, says, tmp_path):
         load("jsonl", path, json_lines(tmp_path / "corpus", DOCUMENTS))
 
 
-DOCS = {
-    "a text that is a number": ([{"doc_id": "A", "text": 5}], "'text' is '5'"),
-    "questions": (QUESTIONS, "a question, not a document"),
-}
-
-
-@pytest.mark.parametrize(("records", "says"), DOCS.values(), ids=DOCS)
-def test_bad_documents_are_refused(records, says, tmp_path):
-    with pytest.raises(DataError, match=says):
-        load("jsonl", json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", records))
+def test_bad_documents_are_refused(tmp_path):
+    for records, says in (([{"doc_id": "A", "text": 5}], "'text' is '5'"), (QUESTIONS, "a question, not a document")):
+        with pytest.raises(DataError, match=says):
+            load("jsonl", json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", records))

@@ -5,11 +5,14 @@ from leret.core.types import Task
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, array, json_lines, load, load_tasks
 
 
-def test_hotpotqa_gold_and_corpus_come_from_titles(tmp_path):
+def test_gold_and_corpus_of_hotpotqa_and_2wiki_come_from_titles(tmp_path):
     data = load("hotpotqa", array(tmp_path / "h.json", HOTPOT))
     assert data.tasks.items[0] == Task.question("5a", "Whose father was a poet?", "Ada", ("Ada", "Byron"), "bridge", 2)
     assert list(data.corpus) == ["Ada", "Byron", "Café"]
     assert data.corpus["Ada"].text == "Ada wrote. She was Byron's."
+    record = {**HOTPOT[0], "type": "bridge_comparison", "supporting_facts": [["Ada", 0], ["Byron", 0], ["Café", 0]]}
+    [task] = load("2wiki", array(tmp_path / "w", [record])).tasks
+    assert (task.type, task.hops, task.gold) == ("bridge_comparison", 3, ("Ada", "Byron", "Café"))
 
 
 def test_hotpotqa_as_the_hub_tables_hold_it(tmp_path):
@@ -33,12 +36,6 @@ def test_hotpotqa_over_an_abstracts_file(tmp_path):
     articles = [{"id": "12", "url": "u", "title": d["title"], "text": [d["text"], " More."]} for d in DOCUMENTS]
     data = load("hotpotqa", array(tmp_path / "h", HOTPOT), json_lines(tmp_path / "wiki", articles))
     assert data.corpus["Byron"].text == "Byron was a poet. More."
-
-
-def test_2wiki_hops_are_its_gold_documents(tmp_path):
-    record = {**HOTPOT[0], "type": "bridge_comparison", "supporting_facts": [["Ada", 0], ["Byron", 0], ["Café", 0]]}
-    (task,) = load("2wiki", array(tmp_path / "w", [record])).tasks
-    assert (task.type, task.hops, task.gold) == ("bridge_comparison", 3, ("Ada", "Byron", "Café"))
 
 
 def test_hover_claims_over_hotpotqa_documents(tmp_path):

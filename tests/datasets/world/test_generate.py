@@ -71,7 +71,7 @@ def test_invalid_sizes_are_refused_with_the_value():
             generate(0, **{name: value})
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_search_needs_two_good_queries(seed):
     """BM25, k=3 a hop, hop 2 skips what hop 1 found: the bands that the demo's bars stand on."""
     documents, questions = world(seed)

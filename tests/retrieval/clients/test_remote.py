@@ -92,14 +92,6 @@ def test_only_the_faulty_query_of_a_batch_fails(status, at_once):
     assert answered == {"": [], **{query: [query] for query in "abcde"}}
 
 
-def test_a_changed_index_or_corpus_is_refused():
-    with site(Reply({"index": "other", "rankings": [[entry()]]})) as server:
-        with pytest.raises(RetrievalError, match="serves a different index"):
-            remote(server.url, retry_for_s=60).search(["a"], 1)
-        with pytest.raises(RetrievalError, match="an index of a different corpus"):
-            remote(server.url, Corpus([Document("a", "", "x")])).search(["a"], 1)
-
-
 def test_the_digest_depends_on_index_and_doc_id_not_on_the_url():
     with site() as one, site() as other:
         assert remote(one.url).digest == remote(f"{other.url}/search").digest == INDEX
@@ -126,7 +118,12 @@ def test_the_token_is_only_in_the_header(token, sent, monkeypatch):
         remote(server.url, token_env="SOME_TOKEN")
 
 
-def test_a_health_answer_with_wrong_facts_is_refused():
+def test_another_index_or_corpus_or_a_health_answer_with_wrong_facts_is_refused():
+    with site(Reply({"index": "other", "rankings": [[entry()]]})) as server:
+        with pytest.raises(RetrievalError, match="serves a different index"):
+            remote(server.url, retry_for_s=60).search(["a"], 1)
+        with pytest.raises(RetrievalError, match="an index of a different corpus"):
+            remote(server.url, Corpus([Document("a", "", "x")])).search(["a"], 1)
     health = loopback(Reply({"status": "ok"}))
     with health as server, pytest.raises(RetrievalError, match=r"expects a different token.*token_env") as caught:
         remote(server.url, retry_for_s=60).info()

@@ -7,7 +7,7 @@ import bm25s
 import dspy
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from leret.config.retriever import BM25Settings
@@ -22,7 +22,6 @@ RNG = random.Random(1)
 WORDS = [f"w{i}" for i in range(20)]
 CORPUS = Corpus(Document(f"d{i}", "", " ".join(RNG.choices(WORDS, k=RNG.randint(1, 6)))) for i in range(300))
 QUERIES = [" ".join(RNG.choices(WORDS, k=RNG.randint(1, 6))) for _ in range(40)]
-ANY_TEXT = st.text(st.characters(codec=None))
 
 
 def test_scores_follow_the_formula():
@@ -33,41 +32,33 @@ def test_scores_follow_the_formula():
     assert passage[:4] == ("Cat", "Cat", "cat sat mat", pytest.approx(expected, rel=1e-6))
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.lists(ANY_TEXT, max_size=6), st.text())
-def test_any_text_can_be_indexed_unless_all_lack_words(texts, query):
+def test_any_text_can_be_indexed_unless_all_lack_words():
+    silent = ["", "\x00", "\ud800", "the", "?!", "\u2028 \u202e"]
+    texts = [*silent, "Müller\u2028café", "x" * 100_000, "".join(map(chr, range(1, 2000)))]
     corpus = Corpus(Document(str(i), "", text) for i, text in enumerate(texts))
-    if any(make_analyzer(BM25Settings())(text) for text in texts):
-        assert all(passage.text in texts for passage in BM25.build(corpus).search([query], 3)[0])
-    else:
-        with pytest.raises(RetrievalError, match="contains a word to index"):
-            BM25.build(corpus)
+    [[passage]] = BM25.build(corpus).search(["cafe \ud800"], 3)
+    assert passage.text == "Müller\u2028café"
+    with pytest.raises(RetrievalError, match="contains a word to index"):
+        BM25.build(Corpus(Document(str(i), "", text) for i, text in enumerate(silent)))
 
 
-@given(ANY_TEXT)
+@given(st.text(st.characters(codec=None)))
 def test_unfolded_words_equal_those_of_bm25s(text):
     (expected,) = bm25s.tokenize([text], stopwords="english", return_ids=False, show_progress=False)
     assert make_analyzer(BM25Settings(fold_accents=False))(text) == expected
 
 
-def test_accents_are_folded_in_words_and_stop_words():
+def test_words_are_folded_stemmed_and_stopped_in_known_languages(monkeypatch):
     assert make_analyzer(BM25Settings())("Beyoncé sang at the Café") == ["beyonce", "sang", "cafe"]
     assert make_analyzer(BM25Settings(stopwords="german"))("für Müller") == ["muller"]
 
-
-def test_stems_replace_words(monkeypatch):
     stemmers = {"english": SimpleNamespace(stemWords=lambda words: [word.removesuffix("s") for word in words])}
     monkeypatch.setitem(sys.modules, "Stemmer", SimpleNamespace(Stemmer=stemmers.__getitem__))
     assert make_analyzer(BM25Settings(stemmer="english"))("cats and dogs") == ["cat", "dog"]
 
-
-@pytest.mark.parametrize(
-    ("key", "says"), [("stemmer", "unknown language 'klingon'"), ("stopwords", "no list 'klingon'")]
-)
-def test_an_unknown_language_is_refused(key, says, monkeypatch):
-    monkeypatch.setitem(sys.modules, "Stemmer", SimpleNamespace(Stemmer={}.__getitem__))
-    with pytest.raises(RetrievalError, match=says):
-        make_analyzer(BM25Settings(**{key: "klingon"}))
+    for key, says in (("stemmer", "unknown language 'klingon'"), ("stopwords", "no list 'klingon'")):
+        with pytest.raises(RetrievalError, match=says):
+            make_analyzer(BM25Settings(**{key: "klingon"}))
 
 
 def test_dspy_retrieve_uses_a_retriever():
