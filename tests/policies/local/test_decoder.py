@@ -38,17 +38,16 @@ def test_greedy_decoding_equals_transformers(arch, tmp_path):
     assert engine.prefixes.hits > 0
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir, top_p):
-    seeds = tuple(range(50, 56))
-    together = decoder(llama_dir, prefixes=PrefixCache(2**24)).run(jobs(*seeds, top_p=top_p))
+def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir):
+    seeds = (50, 51, 52)
+    together = decoder(llama_dir, prefixes=PrefixCache(2**24)).run(jobs(*seeds, top_p=0.8))
     alone = decoder(llama_dir)
-    for job, completions in zip(jobs(*seeds, top_p=top_p), together, strict=True):
+    for job, completions in zip(jobs(*seeds, top_p=0.8), together, strict=True):
         for seed, completion in zip(seeds, completions, strict=True):
-            [[single]] = alone.run([Job(job.token_ids, 0, (seed,), 1.0, top_p, 10)])
+            [[single]] = alone.run([Job(job.token_ids, 0, (seed,), 1.0, 0.8, 10)])
             assert single.token_ids == completion.token_ids
             assert single.logprobs == pytest.approx(completion.logprobs, abs=1e-4)
-    assert len({completion.token_ids for completions in together for completion in completions}) == 36
+    assert len({completion.token_ids for completions in together for completion in completions}) == 18
 
 
 def test_the_end_token_is_included_and_ends_a_completion(llama_dir):

@@ -36,9 +36,9 @@ def test_concurrent_requests_are_decoded_together_in_order(policy):
 
 def test_a_completion_ends_before_the_stop_string(policy):
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
-    assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
+    assert len(free.token_ids) == len(free.logprobs) == free.n_completion_tokens == 5
     assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
-    assert free.text == policy.model.tokenizer.decode(list(free.token_ids or ()))
+    assert free.text == policy.model.tokenizer.decode(list(free.token_ids))
     stop = f" {free.text.split()[2]}"
     [[stopped]] = policy.complete_many([ask("the city", 5, max_tokens=5, stop=("no such text", stop))])
     assert stopped.text == free.text[: free.text.index(stop)]
@@ -95,16 +95,13 @@ def test_out_of_memory_halves_the_batch(llama_dir, monkeypatch):
         raise failed
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_a_model_in_training_is_sampled_with_its_weights(llama_dir, lora):
+def test_a_model_in_training_is_sampled_with_its_weights(llama_dir):
     import torch
     from peft import LoraConfig, get_peft_model
 
     loaded = load_model(llama_dir, LocalPolicySettings(device="cpu", dtype="float32"))
-    model, tokenizer = loaded.network, loaded.tokenizer
-    model.requires_grad_(True).train()
-    if lora:
-        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).train()
+    tokenizer, lora = loaded.tokenizer, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(loaded.network.requires_grad_(True), lora).train()
     policy = LocalPolicy.over(model, tokenizer, name="live", digest="one")
     shared = {"role": "system", "content": "who wrote the book " * 8}
     requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]
