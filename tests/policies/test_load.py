@@ -16,12 +16,15 @@ from tests.policies.servers import ChatServer, completion, probed
 from tests.tiny import tiny_policy
 
 
-def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir):
-    settings = LocalPolicySettings(model=str(llama_dir))
+def test_equal_settings_share_a_policy_until_it_is_closed_or_replaced(llama_dir, tmp_path):
+    settings = LocalPolicySettings(model=str(shutil.copytree(llama_dir, tmp_path / "policy")))
     one = shared_policy(settings)
     assert shared_policy(settings.model_copy(update={"temperature": 0.3})) is one
     one.close()
-    assert shared_policy(settings) is not one
+    again = shared_policy(settings)
+    assert again is not one
+    tiny_policy(tmp_path / "policy", seed=1)
+    assert shared_policy(settings).digest != again.digest
 
 
 class Named:
@@ -66,13 +69,6 @@ def test_predictors_have_policies_and_equal_ones_are_shared():
 )
 def test_a_trained_policy_replaces_that_of_its_predictors(others, predictors, expected):
     assert by_predictor("first", others, "new", predictors) == expected
-
-
-def test_replaced_weights_are_loaded(llama_dir, tmp_path):
-    settings = LocalPolicySettings(model=str(shutil.copytree(llama_dir, tmp_path / "policy")))
-    one = shared_policy(settings)
-    tiny_policy(tmp_path / "policy", seed=1)
-    assert shared_policy(settings).digest != one.digest
 
 
 def test_a_state_restores_the_policy_without_a_key(llama_dir, monkeypatch):
