@@ -134,22 +134,6 @@ def test_time_outs_halve_the_requests_in_flight_and_answers_raise_them():
     asyncio.run(main())
 
 
-def test_a_cancelled_request_keeps_no_slot():
-    async def main():
-        slots = Slots(2)
-        await slots.acquire()
-        await slots.timed_out(sent=slots._clock())
-        waiting = asyncio.ensure_future(slots.acquire())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        slots.release()
-        await asyncio.wait_for(slots.acquire(), 1)
-        assert slots.locked()
-
-    asyncio.run(main())
-
-
 def test_the_url_is_for_clients_of_this_machine():
     for host, url in {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "node7": "node7"}.items():
         assert Listening(host, 80).url == f"http://{url}:80"

@@ -9,7 +9,7 @@ from trl.chat_template_utils import add_response_schema
 from leret.core.errors import PolicyError
 from leret.core.types import message
 from leret.policies.local.chat_template import PromptEncoder
-from leret.policies.tool_calls import read_calls, reader_of, split_tools, write_calls
+from leret.policies.tool_calls import read_calls, reader_of, write_calls
 from tests.tiny import tiny_policy
 
 LOOK = {"name": "look_up", "arguments": {"query": "a 'b' é", "k": 2}}
@@ -89,14 +89,3 @@ def test_a_response_template_of_the_tokenizer_reads_its_own_format(tmp_path):
         for text in ("so", "[call]{[/call]", "[call][1][/call]"):
             assert read(text, TOOLS) == (text, [])
     assert reader_of(tmp_path / "absent") is read_calls
-
-
-def test_servers_get_json_arguments_and_templates_objects():
-    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"b": 1, "a": 2}'}}
-    messages = (message("user", "q", tools=json.dumps(TOOLS)), message("assistant", "", tool_calls=[call]))
-    sent, tools = split_tools(messages)
-    assert (sent, tools) == ([message("user", "q"), messages[1]], TOOLS)
-    shown, _ = split_tools(messages, parsed=True)
-    assert list(shown[1]["tool_calls"][0]["function"]["arguments"].items()) == [("b", 1), ("a", 2)]
-    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"b": 1, "a": 2}'
-    assert split_tools((message("user", "who?"),)) == ([message("user", "who?")], [])
