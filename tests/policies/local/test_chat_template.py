@@ -95,16 +95,12 @@ def test_system_text_joins_the_users_turn_if_refused(model_of):
     assert policy.model.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
 
 
-class November(datetime):
+class Clock(datetime):
+    today = (2026, 11, 30)
+
     @classmethod
     def now(cls, tz=None):
-        return cls(2026, 11, 30)
-
-
-class December(November):
-    @classmethod
-    def now(cls, tz=None):
-        return cls(2026, 12, 1)
+        return cls(*cls.today)
 
 
 def test_a_template_prints_one_date_in_all_stages_of_a_run(tmp_path, monkeypatch):
@@ -114,10 +110,10 @@ def test_a_template_prints_one_date_in_all_stages_of_a_run(tmp_path, monkeypatch
         "\n{% set form = '%Y %d' %}{{ '2' if strftime_now(form) == '2026 30' else '1' }}" + TEMPLATE
     )
     tokenizer.save_pretrained(base)
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", November)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
     encoder = PromptEncoder(tokenizer, None, "dated")
     november = encoder.encode(MESSAGES).token_ids
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", December)
+    monkeypatch.setattr(Clock, "today", (2026, 12, 1))
     assert encoder.encode(MESSAGES).token_ids != november  # the clock
     with dated("2026-11-30"):
         assert encoder.encode(MESSAGES).token_ids == november
