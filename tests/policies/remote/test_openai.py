@@ -291,7 +291,7 @@ def test_a_missing_key_is_refused_before_sending(monkeypatch):
 
 def test_tools_are_sent_and_tool_calls_read():
     # Ollama sends the arguments as an object.
-    functions = [{"name": "look", "arguments": '{"b": 1, "a": 2}'}, {"name": "stop", "arguments": {}}]
+    functions = [{"name": "look", "arguments": {"b": 1, "a": 2}}, {"name": "stop", "arguments": "{}"}]
     message = {"content": "so", "tool_calls": [{"function": function} for function in functions]}
     server = ChatServer([web.json_response(choice(message, finish_reason="tool_calls"))])
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
