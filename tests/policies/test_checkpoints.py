@@ -66,17 +66,9 @@ def test_a_missing_device_is_refused(llama_dir):
         load_model(llama_dir, LocalPolicySettings(device="nonsense"))
 
 
-def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir, copy):
-    digests = [model_digest(copy)]
-    set_weights(copy, lambda weights: weights["lm_head.weight"][0, 0].add_(1))
-    digests.append(model_digest(copy))
-    (copy / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-    assert digests[0] == model_digest(llama_dir)
-    assert len({*digests, model_digest(copy)}) == 3
-
-
 @pytest.mark.parametrize("name", [FILE, "config.json", "tokenizer.json", "chat_template.jinja"])
-def test_changed_files_of_a_trained_policy_are_refused(copy, name):
+def test_changed_files_of_a_trained_policy_are_refused(llama_dir, copy, name):
+    assert model_digest(copy) == model_digest(llama_dir), "the digest follows the bytes and not the place"
     record = copy / "training.json"
     record.write_text("{}")  # of an older leret
     assert find_model(copy) == copy
@@ -84,6 +76,7 @@ def test_changed_files_of_a_trained_policy_are_refused(copy, name):
     assert find_model(copy) == copy
     data = (copy / name).read_bytes()
     (copy / name).write_bytes(data[:-9] + b" " + data[-8:] if name == FILE else data + b" ")
+    assert model_digest(copy) != model_digest(llama_dir)
     with pytest.raises(PolicyError, match="changed since training"):
         find_model(copy)
 

@@ -8,31 +8,24 @@ from aiohttp import web
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, by_predictor
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.base import Completion, Request
+from leret.policies.base import Request
 from leret.policies.load import make_policy, open_policies, policy_state, shared_policy
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from tests.policies.servers import ChatServer, completion, probed
+from tests.sampling.fakes import FakePolicy
 from tests.tiny import tiny_policy
 
 
-def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir):
-    settings = LocalPolicySettings(model=str(llama_dir))
+def test_equal_settings_share_a_policy_until_it_is_closed_or_replaced(llama_dir, tmp_path):
+    settings = LocalPolicySettings(model=str(shutil.copytree(llama_dir, tmp_path / "policy")))
     one = shared_policy(settings)
     assert shared_policy(settings.model_copy(update={"temperature": 0.3})) is one
     one.close()
-    assert shared_policy(settings) is not one
-
-
-class Named:
-    def __init__(self, name):
-        self.name, self.digest, self.n_closed = name, f"{name}-digest", 0
-
-    async def complete(self, request):
-        return [Completion(self.name, "stop", 0, 0) for _ in request.seeds]
-
-    async def aclose(self):
-        self.n_closed += 1
+    again = shared_policy(settings)
+    assert again is not one
+    tiny_policy(tmp_path / "policy", seed=1)
+    assert shared_policy(settings).digest != again.digest
 
 
 def test_predictors_have_policies_and_equal_ones_are_shared():
@@ -40,16 +33,15 @@ def test_predictors_have_policies_and_equal_ones_are_shared():
     policies = []
 
     def make(settings):
-        policies.append(Named(settings.model))
+        policies.append(FakePolicy())
+        policies[-1].digest = f"{settings.model}-digest"
         return policies[-1]
 
     policy = open_policies({"": first, "answer": other, "plan": other}, make)
-    assert [one.name for one in policies] == ["a", "b"]
-    for predictor, expected in (("answer", "b"), ("plan", "b"), ("write", "a"), ("", "a")):
-        [completion] = asyncio.run(policy.complete(Request((), (0,), 0.0, 8, predictor=predictor)))
-        assert completion.text == expected
-    asyncio.run(policy.aclose())
-    assert [one.n_closed for one in policies] == [1, 1]
+    for predictor in ("answer", "plan", "write", ""):
+        asyncio.run(policy.complete(Request((), (0,), 0.0, 8, predictor=predictor)))
+    asked = {one.digest: [request.predictor for request in one.requests] for one in policies}
+    assert (asked, len(policies)) == ({"a-digest": ["write", ""], "b-digest": ["answer", "plan"]}, 2)
     assert policy.digest == open_policies({"plan": other, "answer": other, "": first}, make).digest
     assert policy.digest != open_policies({"": first, "answer": other}, make).digest
     assert open_policies({"": first}, make).digest == "a-digest"  # alone, it is itself
@@ -66,13 +58,6 @@ def test_predictors_have_policies_and_equal_ones_are_shared():
 )
 def test_a_trained_policy_replaces_that_of_its_predictors(others, predictors, expected):
     assert by_predictor("first", others, "new", predictors) == expected
-
-
-def test_replaced_weights_are_loaded(llama_dir, tmp_path):
-    settings = LocalPolicySettings(model=str(shutil.copytree(llama_dir, tmp_path / "policy")))
-    one = shared_policy(settings)
-    tiny_policy(tmp_path / "policy", seed=1)
-    assert shared_policy(settings).digest != one.digest
 
 
 def test_a_state_restores_the_policy_without_a_key(llama_dir, monkeypatch):

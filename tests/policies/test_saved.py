@@ -5,7 +5,6 @@ import dspy
 import psutil
 import pytest
 
-import leret
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.policies.dspy_lm import policy_lm
@@ -34,32 +33,21 @@ def loaded(record, directory, serve=None, key=None):
         return open_lm(record, directory / "saved", serve, servers, key)
 
 
-@pytest.mark.parametrize("serve", [None, "local"])
-def test_a_loaded_policy_answers_as_before(record, policy, tmp_path, serve):
+def test_a_loaded_policy_answers_as_before(record, policy, tmp_path):
     before = policy_lm(LocalPolicySettings(model=str(policy)), temperature=0.0, max_tokens=5)
-    assert loaded(record, tmp_path, serve)(PROMPT) == before(PROMPT)
+    for serve in (None, "local"):
+        assert loaded(record, tmp_path, serve)(PROMPT) == before(PROMPT)
     assert record["policy"]["model"] == "../policies/ipo"
 
 
-def test_a_loaded_leret_lm_stays_trainable(policy, tmp_path):
-    lm = leret.LM("demo", temperature=0.0, max_tokens=5).copy(model=f"leret/{policy}")
-    again = loaded(lm_record(lm, tmp_path / "saved"), tmp_path)
-    assert (type(again), again.model, again.provider.finetunable) == (leret.LM, f"leret/{policy}", True)
-    assert again(PROMPT) == lm(PROMPT)
-
-
-@pytest.mark.parametrize("serve", [None, "local", "vllm"])
-def test_a_missing_policy_and_a_changed_template_are_refused(record, policy, tmp_path, serve):
+def test_a_server_answers_where_the_policy_changed_or_is_missing(record, policy, tmp_path):
     (policy / "chat_template.jinja").write_text(TEMPLATE + "{# changed #}")
-    with pytest.raises(PolicyError, match=r"chat template in .*policies/ipo.*serve=URL"):
-        loaded(record, tmp_path, serve)
+    for serve in (None, "local", "vllm"):
+        with pytest.raises(PolicyError, match=r"chat template in .*policies/ipo.*serve=URL"):
+            loaded(record, tmp_path, serve)
     policy.rename(tmp_path / "away")
     with pytest.raises(PolicyError, match=r"policy ipo-\w{8} of this program is missing.*restore it"):
-        loaded(record, tmp_path, serve)
-
-
-def test_a_server_answers_without_local_weights(record, policy, tmp_path):
-    policy.rename(tmp_path / "away")
+        loaded(record, tmp_path)
     with closing(SeededServer()) as server:
         server.names, server.n_prompt_tokens = ("other", f"saved-{record['name']}"), record["n_tokens"]
         lm = loaded(record, tmp_path, server.url)

@@ -14,7 +14,6 @@ from leret.policies.local.chat_template import PromptEncoder, apply_template, da
 from leret.policies.local.policy import LocalPolicy
 from leret.training.data import TokenEncoder
 from leret.training.stage import train
-from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe, sft_rows
 from tests.tiny import TEMPLATE, tiny_policy
 from tests.training.training_runs import sampled_run
@@ -45,53 +44,42 @@ def model_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("template", ENDS)
-def test_a_prompt_that_ends_with_an_answer_is_continued(model_of, template):
-    tokenizer = AutoTokenizer.from_pretrained(model_of(template))
-    encoder, sampler = TokenEncoder(tokenizer, 0), PromptEncoder(tokenizer, None, template)
-    messages = (*MESSAGES, {"role": "assistant", "content": "query:"})
-    assert encoder.render(messages).endswith("query:")
-    assert ENDS[template] not in encoder.render(messages).rpartition("book")[2].partition("query:")[2]
-    assert list(sampler.encode(messages).token_ids) == encoder.prompt_ids(messages)
-    assert sampler.encode(messages).n_shared == sampler.encode(MESSAGES).n_shared
-
-
-@pytest.mark.parametrize("template", ENDS)
 def test_sampled_and_trained_tokens_are_equal(model_of, template):
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
     encoder, sampler = TokenEncoder(tokenizer, end), PromptEncoder(tokenizer, None, template)
-    for messages in (MESSAGES, FEW_SHOT):
-        sampled = list(sampler.encode(messages).token_ids)
-        assert encoder.prompt_ids(messages) == sampled
+    begun = (*MESSAGES, {"role": "assistant", "content": "query:"})
+    for messages in (MESSAGES, FEW_SHOT, begun):
+        assert encoder.prompt_ids(messages) == list(sampler.encode(messages).token_ids)
+    assert encoder.render(begun).endswith("query:"), "a prompt that ends with an answer is continued"
+    assert sampler.encode(begun).n_shared == sampler.encode(MESSAGES).n_shared
     for text in WRITTEN:
         ids = encoder._completion(MESSAGES, encoder.prompt_ids(MESSAGES), text)
         assert (ids[-1], ids.count(end), tokenizer.decode([end])) == (end, 1, ENDS[template])
 
 
-@pytest.mark.parametrize("thinking", [False, None])
-def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of, tmp_path, thinking):
+def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of, tmp_path):
     base = model_of("qwen3")
-    settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
+    settings = LocalPolicySettings(model=str(base), enable_thinking=False)
     policy = make_policy(settings)
     policy.close()
-    assert ("<think>" in policy.model.tokenizer.decode(policy.model.encode(MESSAGES).token_ids)) is (thinking is False)
-    assert policy_state(policy).get("enable_thinking") is thinking
-    assert settings.in_process("other").enable_thinking is thinking  # a trained policy of the run, and leret.load
+    assert "<think>" in policy.model.tokenizer.decode(policy.model.encode(MESSAGES).token_ids)
+    assert policy_state(policy)["enable_thinking"] is False
+    assert settings.in_process("other").enable_thinking is False  # a trained policy of the run, and leret.load
     run = sampled_run(tmp_path / "run", base)
     section = run.manifest.sampling
-    run.update(sampling={**section, "policy": {**section["policy"], "enable_thinking": thinking}})
+    run.update(sampling={**section, "policy": {**section["policy"], "enable_thinking": False}})
     with sqlite3.connect(run.store) as store:  # the sampler's own counts, which the trainer's must equal
         for state, messages in store.execute("SELECT id, messages FROM states").fetchall():
             n = len(policy.model.encode(tuple(json.loads(messages))).token_ids)
             store.execute("UPDATE samples SET n_prompt_tokens = ? WHERE state_id = ?", (n, state))
     assert train(SFTRecipe(per_device_train_batch_size=8), run).examples == 24
-    section["policy"]["enable_thinking"] = None if thinking is False else False
     run.update(sampling=section)
     with pytest.raises(TrainingError, match="the sampler counted"):
         train(SFTRecipe(name="other", per_device_train_batch_size=8), run)
 
 
-def test_system_text_joins_the_users_turn_if_refused(model_of, tmp_path):
+def test_system_text_joins_the_users_turn_if_refused(model_of):
     base, how = model_of("gemma"), {"tokenize": False, "add_generation_prompt": True}
     policy = LocalPolicy(LocalPolicySettings(model=str(base)))
     text = apply_template(policy.model.tokenizer, MESSAGES, "gemma", **how)
@@ -105,20 +93,14 @@ def test_system_text_joins_the_users_turn_if_refused(model_of, tmp_path):
     policy.close()
     assert completion.n_prompt_tokens > 10
     assert policy.model.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
-    run = sampled_run(tmp_path / "run", base, system="write a query")
-    assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
 
 
-class November(datetime):
+class Clock(datetime):
+    today = (2026, 11, 30)
+
     @classmethod
     def now(cls, tz=None):
-        return cls(2026, 11, 30)
-
-
-class December(November):
-    @classmethod
-    def now(cls, tz=None):
-        return cls(2026, 12, 1)
+        return cls(*cls.today)
 
 
 def test_a_template_prints_one_date_in_all_stages_of_a_run(tmp_path, monkeypatch):
@@ -128,10 +110,10 @@ def test_a_template_prints_one_date_in_all_stages_of_a_run(tmp_path, monkeypatch
         "\n{% set form = '%Y %d' %}{{ '2' if strftime_now(form) == '2026 30' else '1' }}" + TEMPLATE
     )
     tokenizer.save_pretrained(base)
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", November)
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Clock)
     encoder = PromptEncoder(tokenizer, None, "dated")
     november = encoder.encode(MESSAGES).token_ids
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", December)
+    monkeypatch.setattr(Clock, "today", (2026, 12, 1))
     assert encoder.encode(MESSAGES).token_ids != november  # the clock
     with dated("2026-11-30"):
         assert encoder.encode(MESSAGES).token_ids == november

@@ -24,31 +24,30 @@ def jobs(*seeds, temperature=1.0, top_p=1.0):
 @pytest.mark.parametrize("arch", ["llama", "opt"])
 def test_greedy_decoding_equals_transformers(arch, tmp_path):
     engine = decoder(tiny_policy(tmp_path, arch), prefixes=PrefixCache(2**24), prefill_tokens=70)
-    for _ in range(2):  # the second time the prefix is known
-        for job, [generated] in zip(jobs(1, temperature=0.0), engine.run(jobs(1, temperature=0.0)), strict=True):
-            ids, n = torch.tensor([job.token_ids]), len(job.token_ids)
-            how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 10, "do_sample": False}
-            with torch.no_grad():
-                expected = engine.model.generate(ids, **how)
-                logprobs = engine.model(expected).logits.log_softmax(dim=-1)[0]
+    first, second = (engine.run(jobs(1, temperature=0.0)) for _ in range(2))
+    assert engine.prefixes.hits > 0, "the second time, the prefix is known"
+    for job, *several in zip(jobs(1, temperature=0.0), first, second, strict=True):
+        ids, n = torch.tensor([job.token_ids]), len(job.token_ids)
+        how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 10, "do_sample": False}
+        with torch.no_grad():
+            expected = engine.model.generate(ids, **how)
+            logprobs = engine.model(expected).logits.log_softmax(dim=-1)[0, n - 1 : -1]
+        plain = logprobs.gather(1, expected[0, n:, None])[:, 0].tolist()
+        for [generated] in several:
             assert generated.token_ids == tuple(expected[0, n:].tolist())
-            plain = [logprobs[n - 1 + i, token].item() for i, token in enumerate(generated.token_ids)]
             assert generated.logprobs == pytest.approx(plain, abs=1e-5)
-    assert engine.prefixes is not None
-    assert engine.prefixes.hits > 0
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir, top_p):
-    seeds = tuple(range(50, 56))
-    together = decoder(llama_dir, prefixes=PrefixCache(2**24)).run(jobs(*seeds, top_p=top_p))
+def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir):
+    seeds = (50, 51, 52)
+    together = decoder(llama_dir, prefixes=PrefixCache(2**24)).run(jobs(*seeds, top_p=0.8))
     alone = decoder(llama_dir)
-    for job, completions in zip(jobs(*seeds, top_p=top_p), together, strict=True):
+    for job, completions in zip(jobs(*seeds, top_p=0.8), together, strict=True):
         for seed, completion in zip(seeds, completions, strict=True):
-            [[single]] = alone.run([Job(job.token_ids, 0, (seed,), 1.0, top_p, 10)])
+            [[single]] = alone.run([Job(job.token_ids, 0, (seed,), 1.0, 0.8, 10)])
             assert single.token_ids == completion.token_ids
             assert single.logprobs == pytest.approx(completion.logprobs, abs=1e-4)
-    assert len({completion.token_ids for completions in together for completion in completions}) == 36
+    assert len({completion.token_ids for completions in together for completion in completions}) == 18
 
 
 def test_the_end_token_is_included_and_ends_a_completion(llama_dir):
@@ -60,27 +59,3 @@ def test_the_end_token_is_included_and_ends_a_completion(llama_dir):
         assert not set(generated.token_ids) & set(SUPPRESSED)
     [greedy] = decoder(llama_dir).run([Job((3, 9, 4), 0, (1, 2, 3), 0.0, 1.0, 4)])
     assert (len(greedy), len(set(greedy))) == (3, 1)
-
-
-def test_a_stop_string_over_several_tokens_ends_its_rows_only(llama_dir):
-    texts = {token: chr(97 + token % 26) for token in range(1000)}
-    decoded = []
-
-    def to_text(ids):
-        decoded.append(len(ids))
-        return "".join(texts[token] for token in ids)
-
-    prompt = (7, 8, 9)
-    [[free]] = decoder(llama_dir).run([Job(prompt, 0, (3,), 1.0, 1.0, 10)])
-    text = to_text(free.token_ids)
-    stop = text[3:5]
-    engine = decoder(llama_dir, to_text=to_text)
-    decoded.clear()
-    stopped, other = engine.run([
-        Job(prompt, 0, (3,), 1.0, 1.0, 10, (stop,)), Job(prompt, 0, (3,), 1.0, 1.0, 10)
-    ])  # fmt: skip
-    n_tokens = text.find(stop) + 2
-    assert (stopped[0].token_ids, stopped[0].finish_reason) == (free.token_ids[:n_tokens], "stop")
-    assert other[0].token_ids == free.token_ids
-    n_candidates = text[:n_tokens].count(stop[-1])
-    assert len([n for n in decoded if n > 1]) <= n_candidates  # other tokens are not decoded

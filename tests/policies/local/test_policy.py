@@ -19,30 +19,17 @@ def together(policy, *requests):
     return asyncio.run(ask_all())
 
 
-def test_concurrent_requests_are_decoded_together_in_order(policy):
-    # Without log-probabilities: their last bits depend on the batches.
-    def ids(results):
-        return [[one.token_ids for one in some] for some in results]
-
-    requests = [ask(f"who wrote book {i}", i, i + 100) for i in range(32)]
-    before = policy.n_batches
-    results = ids(together(policy, *requests))
-    assert policy.n_batches - before <= 4
-    assert ids(together(policy, *requests)) == results
-    for i in range(0, 32, 8):
-        alone = policy.complete_many([ask(f"who wrote book {i}", i), ask(f"who wrote book {i}", i + 100)])
-        assert [one for [one] in ids(alone)] == results[i]
-
-
-def test_a_completion_ends_before_the_stop_string(policy):
+def test_a_completion_ends_before_its_stop_string(policy):
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
-    assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
+    assert len(free.token_ids) == len(free.logprobs) == free.n_completion_tokens == 5
     assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
-    assert free.text == policy.model.tokenizer.decode(list(free.token_ids or ()))
-    stop = f" {free.text.split()[2]}"
-    [[stopped]] = policy.complete_many([ask("the city", 5, max_tokens=5, stop=("no such text", stop))])
+    assert free.text == policy.model.tokenizer.decode(list(free.token_ids))
+    stop = " ".join(["", *free.text.split()[2:4]])  # of two tokens
+    requests = [ask("the city", 5, max_tokens=5, stop=stops) for stops in (("no such text", stop), ())]
+    [[stopped], [other]] = policy.complete_many(requests)
     assert stopped.text == free.text[: free.text.index(stop)]
-    assert (stopped.finish_reason, stopped.n_completion_tokens) == ("stop", 3)
+    assert (stopped.finish_reason, stopped.n_completion_tokens) == ("stop", 4)
+    assert other.token_ids == free.token_ids
 
 
 def test_a_prompt_beyond_the_positions_fails_alone(policy):
@@ -53,13 +40,12 @@ def test_a_prompt_beyond_the_positions_fails_alone(policy):
     assert tight.n_prompt_tokens + tight.n_completion_tokens <= 512
 
 
-@pytest.mark.parametrize(("window", "shares"), [(8, False), (None, True)])
-def test_a_sliding_window_shares_no_prefixes(llama_dir, window, shares):
+def test_a_sliding_window_shares_no_prefixes(llama_dir):
     config = MistralConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                           num_key_value_heads=2, vocab_size=300, sliding_window=window)  # fmt: skip
+                           num_key_value_heads=2, vocab_size=300, sliding_window=8)  # fmt: skip
     model, tokenizer = MistralForCausalLM(config), AutoTokenizer.from_pretrained(llama_dir)
     policy = LocalPolicy.over(model, tokenizer, name="mistral", digest="0")
-    assert (policy.model.decoder.prefixes is not None) is shares
+    assert policy.model.decoder.prefixes is None
     policy.close()
 
 
@@ -90,21 +76,18 @@ def test_out_of_memory_halves_the_batch(llama_dir, monkeypatch):
     *fits, failed = together(small, *[ask(f"book {i}", i) for i in range(7)], ask("city", *range(6)))
     small.close()
     assert [len(each) for each in fits] == [1] * 7
-    assert sorted(sizes) == [1, 2, 2, 2]
+    assert (sum(sizes), max(sizes)) == (7, 2)
     with pytest.raises(PolicyError, match="6 samples of 8 tokens"):
         raise failed
 
 
-@pytest.mark.parametrize("lora", [False, True])
-def test_a_model_in_training_is_sampled_with_its_weights(llama_dir, lora):
+def test_a_model_in_training_is_sampled_with_its_weights(llama_dir):
     import torch
     from peft import LoraConfig, get_peft_model
 
     loaded = load_model(llama_dir, LocalPolicySettings(device="cpu", dtype="float32"))
-    model, tokenizer = loaded.network, loaded.tokenizer
-    model.requires_grad_(True).train()
-    if lora:
-        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).train()
+    tokenizer, lora = loaded.tokenizer, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(loaded.network.requires_grad_(True), lora).train()
     policy = LocalPolicy.over(model, tokenizer, name="live", digest="one")
     shared = {"role": "system", "content": "who wrote the book " * 8}
     requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]

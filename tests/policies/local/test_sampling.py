@@ -77,10 +77,9 @@ def test_samples_of_a_large_vocabulary_follow_the_softmax():
     assert stats.chisquare(counts, expected).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("n_vocabulary", [900, 30_500])
-def test_rounding_of_logits_changes_no_draw(n_vocabulary):
-    n = 200_000 // n_vocabulary * 10
-    logits = 2 * torch.randn(n, n_vocabulary, generator=torch.Generator().manual_seed(0))
+def test_rounding_of_logits_changes_no_draw():
+    n = 60
+    logits = 2 * torch.randn(n, 30_500, generator=torch.Generator().manual_seed(0))
     noise = 3e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
     other, _ = choose(logits + noise, keys(n), torch.ones(n), torch.ones(n))
     ids, _ = choose(logits, keys(n), torch.ones(n), torch.ones(n))

@@ -12,7 +12,7 @@ from leret.core.errors import PolicyError
 from leret.core.types import Candidate, Choice, Document
 from leret.datasets.corpus import Corpus
 from leret.policies.load import make_policy
-from leret.policies.pickers.encoder import positions_of, rotated_products
+from leret.policies.pickers.encoder import positions_of
 from leret.policies.pickers.picker import plan
 from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
@@ -27,15 +27,6 @@ def turned(vector, position):
         x, y = vector[i], vector[i + d // 2]
         out[[i, i + d // 2]] = x * math.cos(angle) - y * math.sin(angle), x * math.sin(angle) + y * math.cos(angle)
     return out
-
-
-def test_products_equal_those_of_rotated_vectors():
-    generator = np.random.default_rng(0)
-    states, actions = generator.normal(size=(2, 5, 8))
-    positions = generator.uniform(0, 30, 5)
-    products = rotated_products(torch.from_numpy(states), torch.from_numpy(actions), torch.from_numpy(positions))
-    expected = [s @ turned(a, p) / math.sqrt(8) for s, a, p in zip(states, actions, positions, strict=True)]
-    np.testing.assert_allclose(products.mean(0), expected, atol=1e-6)
 
 
 def placed(places, picked):
@@ -55,9 +46,7 @@ def test_relative_positions_are_places_between_picked_chunks():
     np.testing.assert_allclose(positions_of(choices, "absolute"), [0, 2, 3, 5, 6, 9, 0, 2, 1, 0, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("positions", "at"), [("none", [0, 0, 0]), ("absolute", [0, 3, 5]), ("relative", [4.5, 13.6, 17.2])]
-)
+@pytest.mark.parametrize(("positions", "at"), [("absolute", [0, 3, 5]), ("relative", [4.5, 13.6, 17.2])])
 def test_q_values_equal_an_oracle_on_the_saved_encoders(picker, tmp_path, positions, at):
     from sentence_transformers import SentenceTransformer
 
@@ -71,18 +60,11 @@ def test_q_values_equal_an_oracle_on_the_saved_encoders(picker, tmp_path, positi
     np.testing.assert_allclose(one.score([choice])[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("order", "text"),
-    [("document", f"q [SEP] {STORY[1]} [SEP] {STORY[4]}"), ("pick", f"q [SEP] {STORY[4]} [SEP] {STORY[1]}")],
-)
-def test_a_state_is_the_question_and_the_picks(picker, order, text):
-    one = picker(order=order)
-    assert one._function._state(story([4, 1], question="q"), " [SEP] ") == text
-
-
-def test_prefixes_and_titles_are_part_of_the_texts(picker):
+def test_texts_have_prefixes_titles_and_picks(picker):
+    state = picker(order="pick")._function._state(story([4, 1], question="q"), " [SEP] ")
+    assert state == f"q [SEP] {STORY[4]} [SEP] {STORY[1]}"
     function = picker(query_prefix="query: ", document_prefix="passage: ")._function
-    assert function._state(story(question="q"), "|") == "query: q"
+    assert function._state(story([4, 1], question="q"), "|") == f"query: q|{STORY[1]}|{STORY[4]}"
     titled = [Candidate("a", "It is old.", "Rome"), *story(stop=True).candidates[-2:]]
     texts = ["passage: Rome. It is old.", f"passage: {STORY[5]}", "passage: [stop]"]
     assert function._actions([Choice("pick", {}, titled)]) == texts
@@ -104,7 +86,7 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch):
 
 def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path):
     pytest.importorskip("faiss", reason="faiss is not installed")
-    shaken(one := picker(positions="none", model=str(minilm()))).save(tmp_path / "p")
+    shaken(one := picker(positions="none")).save(tmp_path / "p")
     choice = story()
     corpus = Corpus(Document(candidate.id, "Mary", candidate.text) for candidate in choice.candidates)
     titled = Choice("pick", choice.context, [candidate._replace(title="Mary") for candidate in choice.candidates])
@@ -139,12 +121,13 @@ def test_cosine_and_the_retriever_scores_add_up(picker, tmp_path):
         one.score([story()])
 
 
-def test_a_picker_saved_without_a_similarity_is_opened(picker, tmp_path):
-    shaken(one := picker(positions="none")).save(tmp_path)
+def test_a_saved_architecture_overrides_the_recipe(picker, tmp_path):
+    shaken(one := picker(positions="absolute")).save(tmp_path)
     record = json.loads((tmp_path / "picker.json").read_text())
-    del record["settings"]["similarity"], record["settings"]["score_weight"]
+    del record["settings"]["similarity"], record["settings"]["score_weight"]  # as an older leret saved it
     (tmp_path / "picker.json").write_text(json.dumps(record))
-    again = make_policy(EncoderSettings(model=str(tmp_path)))
+    again = make_policy(EncoderSettings(model=str(tmp_path), positions="none", top_k=3))
+    assert (again.settings.positions, again.settings.top_k) == ("absolute", 3)
     np.testing.assert_array_equal(again.score([story()])[0], one.score([story()])[0])
 
 

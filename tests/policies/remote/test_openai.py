@@ -12,7 +12,7 @@ from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError, PolicyError
 from leret.http.client import MALFORMED, Answer, RejectedError, RetryableError
-from leret.policies.base import PromptTooLongError, Request
+from leret.policies.base import PromptTooLongError
 from leret.policies.load import make_policy
 from leret.policies.remote.openai import completions_of, policy_error, shared
 from leret.policies.tool_calls import read_calls
@@ -34,16 +34,13 @@ def test_several_samples_are_one_request():
 
 
 def test_a_prompt_that_ends_with_an_answer_is_continued():
-    async def work(policy):
-        messages = ({"role": "user", "content": "where?"}, {"role": "assistant", "content": "query:"})
-        return await policy.complete(Request(messages, (1,), 0.0, 8))
-
-    server = ChatServer()
-    run(server, work)
-    [body] = server.bodies
-    assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
-    asked(server, 1)
-    assert "continue_final_message" not in server.bodies[-1]
+    server, plain = ChatServer(), ask("where?")
+    begun = replace(plain, messages=(*plain.messages, {"role": "assistant", "content": "query:"}))
+    run(server, lambda policy: policy.complete(begun))
+    run(server, lambda policy: policy.complete(plain))
+    first, second = server.bodies
+    assert (first["continue_final_message"], first["add_generation_prompt"]) == (True, False)
+    assert "continue_final_message" not in second
 
 
 def test_extra_keys_are_sent_and_are_part_of_the_digest():
@@ -73,25 +70,20 @@ def test_without_n_each_sample_is_a_request_with_a_seed(server):
     assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
-def test_a_content_filter_does_not_end_the_use_of_n():
-    async def twice(policy):
-        for _ in range(2):
-            await policy.complete(ask("the city", 1, 2, 3))
-
-    server = ChatServer([web.json_response(choice(finish_reason="content_filter"))])
-    run(server, twice)
-    assert [body.get("n") for body in server.bodies] == [3, None, None, None, 3]
-
-
-def test_an_invalid_request_does_not_end_the_use_of_n():
-    async def twice(policy):
+def test_a_content_filter_or_an_invalid_request_does_not_end_the_use_of_n():
+    async def thrice(policy):
+        await policy.complete(ask("the city", 1, 2, 3))
         with pytest.raises(PolicyError):
             await policy.complete(ask("the city", 1, 2, 3))
         await policy.complete(ask("the city", 1, 2, 3))
 
-    server = ChatServer([refusal("maximum context length is 8 tokens")] * 4)
-    run(server, twice)
-    assert [body.get("n") for body in server.bodies][-1] == 3
+    filtered, invalid = (
+        web.json_response(choice(finish_reason="content_filter")),
+        refusal("maximum context length is 8"),
+    )
+    server = ChatServer([filtered, None, None, None, *[invalid] * 4])
+    run(server, thrice)
+    assert [body.get("n") for body in server.bodies] == [3, None, None, None] * 2 + [3]
 
 
 def test_together_has_its_request_keys_and_model_list(monkeypatch):
@@ -128,22 +120,21 @@ def test_tgi_is_a_chat_server_at_its_root(path):
     assert set(server.paths) == {"/v1/chat/completions"}
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
-        "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
-        "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
-        "the request exceeds the available context size",
-        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
-    ],
-    ids=["vLLM", "vLLM's decoder", "SGLang", "llama.cpp", "TGI and Together"],
-)
-def test_a_prompt_beyond_the_models_positions_is_too_long(said):
-    assert isinstance(policy_error(RejectedError(f"answered 400: {said}", 400)), PromptTooLongError)
+TOO_LONG = {
+    "vLLM": "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
+    "vLLM's decoder": "The decoder prompt (length 5000) is longer than the maximum model length of 4096.",
+    "SGLang": "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    "llama.cpp": "the request exceeds the available context size",
+    "TGI and Together": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000",
+}
+
+
+def test_a_prompt_beyond_the_models_positions_is_too_long():
+    for text in TOO_LONG.values():
+        assert isinstance(policy_error(RejectedError(text, 400)), PromptTooLongError)
     other = "max_tokens is too large: this model writes at most 4096 tokens"
-    for status, words in ((401, said), (400, other)):
-        assert type(policy_error(RejectedError(f"answered {status}: {words}", status))) is PolicyError
+    for status, text in ((401, TOO_LONG["vLLM"]), (400, other)):
+        assert type(policy_error(RejectedError(text, status))) is PolicyError
 
 
 def choice(message=None, **changes):
@@ -155,12 +146,16 @@ def logprob(value):
     return choice(logprobs={"content": [{"token": "a", "logprob": value}]})
 
 
+TEXT = {"type": "text", "text": "Nile"}
 LIES = {
     "an error beside the choices": ({**ANSWER, "error": {"message": "upstream is away"}}, "upstream is away"),
     "an error in a choice": (choice(error={"message": "out of memory"}, finish_reason="error"), "out of memory"),
     "no tool call": (choice({"content": None, "tool_calls": []}, finish_reason="tool_calls"), "content is not text"),
     "reasoning alone": (choice({"content": "", "reasoning_content": "hmm"}), "reasoning without content"),
     "reasoning cut off": (choice({"content": None, "reasoning": "hmm"}, finish_reason="length"), "policy.max_tokens"),
+    "no part": (choice({"content": []}), "reasoning without content"),
+    "a part of thinking": (choice({"content": [{"type": "thinking", "thinking": "hmm"}]}), "reasoning without content"),
+    "a part without text": (choice({"content": [TEXT, {"type": "image_url"}]}), "type image_url without text"),
     "deep JSON in a field": ('{"choices": ' + "[" * 900 + "]" * 900 + "}", "list indices"),
     "another number of choices": ({**ANSWER, "choices": ANSWER["choices"] * 2}, "2 choices for n=1"),
     "negative usage": ({**ANSWER, "usage": {"completion_tokens": -5}}, "below 0"),
@@ -186,10 +181,14 @@ STOPS = ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "STOP", "COMPL
 CUTS = ("length", "max_tokens", "MAX_TOKENS", "model_length", "max_new_tokens", "max_output_tokens")
 
 
-@pytest.mark.parametrize("reason", [*STOPS, *CUTS])
-def test_a_finish_reason_says_whether_a_limit_cut_the_text(reason):
-    [completion] = read(choice(finish_reason=reason))
-    assert completion.finish_reason == ("length" if reason in CUTS else "stop")
+def test_a_finish_reason_says_whether_a_limit_cut_the_text():
+    for reason in (*STOPS, *CUTS):
+        [completion] = read(choice(finish_reason=reason))
+        assert completion.finish_reason == ("length" if reason in CUTS else "stop"), reason
+    usage = {"usage": {"completion_tokens": 8}}
+    for max_tokens, finish in ((8, "length"), (9, "stop")):
+        [completion] = read({**choice(finish_reason=None), **usage}, max_tokens=max_tokens)
+        assert completion.finish_reason == finish
 
 
 @pytest.mark.parametrize(
@@ -205,42 +204,18 @@ def test_a_filtered_completion_is_refused_without_retries(message, reason, says)
         read(choice(message, finish_reason=reason))
 
 
-TEXT = {"type": "text", "text": "Nile"}
+def test_content_parts_are_joined():
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "A river is wanted."}]}
+    several = [{"type": "reasoning", "text": "hmm"}, {"type": "output_text", "text": "the "}, "Blue ", TEXT]
+    for content, text in ((TEXT, "Nile"), ([thought, TEXT], "Nile"), (several, "the Blue Nile")):
+        assert read(choice({"content": content}))[0].text == text
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ([TEXT], "Nile"),
-        (TEXT, "Nile"),
-        ([{"type": "thinking", "thinking": [{"type": "text", "text": "A river is wanted."}]}, TEXT], "Nile"),
-        (
-            [{"type": "reasoning", "text": "hmm"}, {"type": "output_text", "text": "the "}, "Blue ", TEXT],
-            "the Blue Nile",
-        ),
-        ([], "reasoning without content"),
-        ([{"type": "thinking", "thinking": "hmm"}], "reasoning without content"),
-        ([TEXT, {"type": "image_url", "image_url": {"url": "data:"}}], "part of type image_url without text"),
-        ([TEXT, {"type": "refusal", "refusal": "no"}], "part of type refusal without text"),
-    ],
-)
-def test_content_parts_are_joined_or_refused_by_type(content, text):
-    value = choice({"content": content})
-    if " " in text and "Nile" not in text:
-        with pytest.raises((RetryableError, *MALFORMED), match=text):
-            read(value)
-    else:
-        assert read(value)[0].text == text
-
-
-@pytest.mark.parametrize(
-    "logprobs",
-    [{"content": []}, {"token_logprobs": [], "tokens": []}, {"content": None}, [], {"token_ids": [], "content": []}],
-)
-def test_empty_log_probabilities_are_missing(logprobs):
-    value = choice({"content": "The Nile river"}, logprobs=logprobs)
-    [completion] = read({**value, "usage": {"prompt_tokens": 9, "completion_tokens": 12}})
-    assert (completion.logprobs, completion.token_ids, completion.n_completion_tokens) == (None, None, 12)
+def test_empty_log_probabilities_are_missing():
+    for logprobs in ({"token_logprobs": [], "tokens": []}, {"content": None}, [], {"token_ids": [], "content": []}):
+        value = choice({"content": "The Nile river"}, logprobs=logprobs)
+        [completion] = read({**value, "usage": {"prompt_tokens": 9, "completion_tokens": 12}})
+        assert (completion.logprobs, completion.token_ids, completion.n_completion_tokens) == (None, None, 12)
 
 
 def test_a_text_cut_at_a_stop_string_has_no_other_tokens():
@@ -256,27 +231,16 @@ def body(*texts, **usage):
     return {"choices": choices[::-1], "usage": usage}
 
 
-def test_choices_come_in_the_order_of_their_index():
-    completions = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
-    assert [(c.text, c.n_prompt_tokens, c.n_completion_tokens) for c in completions] == [("one", 7, 3), ("two", 7, 3)]
+def test_choices_are_in_the_order_of_their_index_and_share_tokens_by_length():
     with pytest.raises(ValueError, match="same index"):
         read({"choices": [ANSWER["choices"][0]] * 2}, 2)
     assert [c.text for c in read(body("one"), 2)] == ["one"]
-
-
-def test_jointly_counted_tokens_are_shared_by_length():
     # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
     for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
         completions = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
+        assert [(c.text, c.n_prompt_tokens) for c in completions] == [("ab", 7), ("cd", 7), ("efghij", 7)]
         assert [completion.n_completion_tokens for completion in completions] == shares
     assert shared([0, 0, 0], 4) == [1, 1, 2]
-
-
-def test_a_completion_without_a_reason_is_cut_if_it_has_max_tokens():
-    usage = {"usage": {"completion_tokens": 8}}
-    for tokens, finish in ((8, "length"), (9, "stop")):
-        [one] = read({**choice(finish_reason=None), **usage}, max_tokens=tokens)
-        assert one.finish_reason == finish
 
 
 @pytest.mark.parametrize(
@@ -326,19 +290,14 @@ def test_a_missing_key_is_refused_before_sending(monkeypatch):
 
 
 def test_tools_are_sent_and_tool_calls_read():
-    functions = [{"name": "look", "arguments": '{"b": 1, "a": 2}'}, {"name": "stop", "arguments": "{}"}]
-    calls = [{"id": "c", "type": "function", "function": one} for one in functions]
-    called = {"index": 0, "message": {"content": "so", "tool_calls": calls}, "finish_reason": "tool_calls"}
-    server = ChatServer([web.json_response({"choices": [called], "usage": {"prompt_tokens": 5}})])
+    # Ollama sends the arguments as an object.
+    functions = [{"name": "look", "arguments": {"b": 1, "a": 2}}, {"name": "stop", "arguments": "{}"}]
+    message = {"content": "so", "tool_calls": [{"function": function} for function in functions]}
+    server = ChatServer([web.json_response(choice(message, finish_reason="tool_calls"))])
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    asked = ask("the city", 1)
-    request = replace(asked, messages=({**asked.messages[0], "tools": json.dumps(tools)},))
+    plain = ask("the city", 1)
+    request = replace(plain, messages=({**plain.messages[0], "tools": json.dumps(tools)},))
     [one] = run(server, lambda policy: policy.complete(request))
-    assert read_calls(one.text) == (
-        "so", [{"name": "look", "arguments": {"b": 1, "a": 2}}, {"name": "stop", "arguments": {}}]
-    )  # fmt: skip
-    assert one.finish_reason == "stop"
-    functions = [{**one, "arguments": json.loads(one["arguments"])} for one in functions]  # as Ollama sends them
-    value = choice({"content": "so", "tool_calls": [{"function": one} for one in functions]})
-    assert read_calls(read(value)[0].text) == read_calls(one.text)
-    assert (server.bodies[0]["tools"], server.bodies[0]["messages"]) == (tools, list(asked.messages))
+    calls = [{"name": "look", "arguments": {"b": 1, "a": 2}}, {"name": "stop", "arguments": {}}]
+    assert (read_calls(one.text), one.finish_reason) == (("so", calls), "stop")
+    assert (server.bodies[0]["tools"], server.bodies[0]["messages"]) == (tools, list(plain.messages))

@@ -3,37 +3,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from aiohttp import web
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
+from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
-from leret.policies.local.policy import LocalPolicy
-from leret.policies.serving.model import ServedModel, refresh, resolve_policy, write_merged
+from leret.policies.checkpoints import load_tokenizer
+from leret.policies.serving.model import ServedModel, refresh, resolve_policy
 from tests.http.servers import serving
-from tests.policies.conftest import ask, set_config
-from tests.policies.servers import ChatServer, refusal
+from tests.policies.conftest import set_config
+from tests.policies.servers import ChatServer
 from tests.tiny import tiny_policy
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("adapters")
-    base = tiny_policy(folder / "base")
-    lora = LoraConfig(r=4, lora_alpha=64, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    torch.manual_seed(0)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).save_pretrained(folder / "tuned")
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "tuned")
-    return folder / "tuned"
-
-
-@pytest.fixture
-def copy(adapter, tmp_path):
-    return Path(shutil.copytree(adapter, tmp_path / "tuned"))
 
 
 def test_full_weights_are_named_by_directory_and_digest(llama_dir, tmp_path):
@@ -66,45 +46,30 @@ def test_the_policies_of_a_run_and_its_base(llama_dir, tmp_path):
         resolve_policy("base", run)
 
 
-def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter, copy):
+def test_an_adapter_is_served_on_its_base_and_refused_without_it(llama_dir, tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    adapter = tmp_path / "tuned"
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(llama_dir), lora).save_pretrained(adapter)
+    load_tokenizer(llama_dir).save_pretrained(adapter)
     served = resolve_policy(str(adapter))
-    assert served.weights == str(adapter.parent / "base")
+    assert served.weights == str(llama_dir)
     assert (served.adapter, served.tokenizer, served.rank) == (adapter, adapter, 4)
     for base, says in (("/no/such/base", "model directory"), (None, "does not set base_model_name_or_path")):
-        set_config(copy, "adapter_config.json", base_model_name_or_path=base)
+        set_config(adapter, "adapter_config.json", base_model_name_or_path=base)
         with pytest.raises(PolicyError, match=says):
-            resolve_policy(str(copy))
-
-
-def test_an_adapter_equals_peft_as_it_is_and_merged(adapter, tmp_path):
-    from peft import AutoPeftModelForCausalLM
-
-    write_merged(adapter, tmp_path / "merged")
-    oracle = AutoPeftModelForCausalLM.from_pretrained(adapter)
-    texts = []
-    for path in (adapter, tmp_path / "merged", adapter.parent / "base"):
-        policy = LocalPolicy(LocalPolicySettings(model=str(path)))
-        [[one]] = policy.complete_many([ask("the city", 1)])
-        policy.close()
-        texts.append(one.text)
-        ids = torch.tensor([[3, *policy.model.tokenizer.convert_tokens_to_ids(["the", "city"]), 4, *one.token_ids]])
-        with torch.no_grad():
-            wanted = oracle(ids).logits.log_softmax(dim=-1)[0, 3:-1].gather(1, ids[0, 4:, None])[:, 0]
-        assert (one.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)) is (path != adapter.parent / "base")
-    assert texts[0] == texts[1] != texts[2]
+            resolve_policy(str(adapter))
 
 
 ADAPTER = ServedModel("ipo-0123abcd", "/models/base", Path("/run/policies/ipo"), rank=8)
 
 
 class Vllm(ChatServer):
-    updates = True
-
     async def route(self, request, body):
         if request.path != "/v1/load_lora_adapter":
             return await super().route(request, body)
-        if not self.updates:
-            return refusal("Not Found", 404)
         self.models = (*self.models, body["lora_name"])
         return web.Response(text="Success: LoRA adapter 'x' added successfully.")
 
@@ -135,7 +100,7 @@ def test_every_server_gets_the_adapter_once():
     ids=["adapter", "weights"],
 )
 def test_a_server_without_the_policy_is_refused(served, why, asked):
-    server = Vllm(models=("base",), updates=False)
+    server = ChatServer(models=("base",))
     with pytest.raises(PolicyError, match=f"it serves base; .*{why}.*leret serve policy /run/policies/ipo"):
         refreshed(server, served=served)
     assert server.paths == asked

@@ -9,11 +9,13 @@ from tests.policies.serving.conftest import gone
 
 @pytest.fixture
 def server(serve, monkeypatch, tmp_path):
-    def run(mode, engine="vllm", api_key_env=None, **options):
+    monkeypatch.setattr("leret.policies.serving.process._DYING_S", 0.2)
+
+    def run(mode, api_key_env=None, **options):
         for name, value in {"FAKE_ENGINE": mode, "FAKE_RECORD": str(serve.record), "K": "s3cret-key"}.items():
             monkeypatch.setenv(name, value)
         at, executable = Listening("127.0.0.1", serve.port), str(serve.executable)
-        planned = plan(ServedModel("mine", "/m"), engine, at, executable=executable, api_key_env=api_key_env)
+        planned = plan(ServedModel("mine", "/m"), "vllm", at, executable=executable, api_key_env=api_key_env)
         return run_server(planned, log=tmp_path / "log", **options)
 
     return run
