@@ -11,7 +11,6 @@ FILE = {"questions": "q.jsonl"}
     ("section", "settings"),
     [
         (FILE, FileSettings(questions="q.jsonl")),
-        ({"kind": "beir", **FILE}, FileSettings(kind="beir", questions="q.jsonl")),
         ({"kind": "babilong", **FILE}, BabilongSettings(questions="q.jsonl")),
         ({"kind": "world", "part": "1/2"}, GeneratedSettings(part="1/2")),
     ],
@@ -26,9 +25,6 @@ def test_kind_decides_the_class(section, settings):
     [
         ({**FILE, "sentences": 50}, r"sentences\n +Extra inputs"),
         ({"kind": "babilong", **FILE, "sentences": 50}, r"data\.noise is missing"),
-        ({"kind": "world", **FILE}, r"questions\n +Extra inputs"),
-        ({"kind": "beir", "options": {}, **FILE}, r"options\n +Extra inputs"),
-        ({"kind": "hotpotqa"}, r"questions\n +Field required"),
         ({"kind": "world", "part": "2/2"}, "part 2 of 2 does not exist"),
     ],
 )

@@ -22,11 +22,7 @@ def test_a_section_becomes_the_class_of_its_kind():
         ({"kind": "pubmed", "max_date": "soon"}, "max_date", "should match pattern"),
         ({"kind": "colbert", "checkpoint": "m", "candidates": "all", "engine": DENSE}, "engine", "candidates: all"),
         ({"kind": "colbert", "checkpoint": "m", "engine": {"kind": "bm25", "k": 5}}, "engine", "cannot set k"),
-        (
-            {"kind": "colbert", "checkpoint": "m", "engine": {"kind": "bm25", "index": "x"}},
-            "engine",
-            "remove engine.index",
-        ),
+        ({"kind": "colbert", "checkpoint": "m", "engine": {"kind": "bm25", "index": "x"}}, "engine", "engine.index"),
     ],
 )
 def test_wrong_section_is_refused_at_its_key(values, key, says):
