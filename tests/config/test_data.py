@@ -1,23 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from leret.config.data import DataSettings, FileSettings, GeneratedSettings
-from leret.extras.babilong import BabilongSettings
+from leret.config.data import DataSettings
 
 FILE = {"questions": "q.jsonl"}
-
-
-@pytest.mark.parametrize(
-    ("section", "settings"),
-    [
-        (FILE, FileSettings(questions="q.jsonl")),
-        ({"kind": "babilong", **FILE}, BabilongSettings(questions="q.jsonl")),
-        ({"kind": "world", "part": "1/2"}, GeneratedSettings(part="1/2")),
-    ],
-)
-def test_kind_decides_the_class(section, settings):
-    read = DataSettings.model_validate(section)
-    assert (type(read), read) == (type(settings), settings)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@ import pytest
 from leret.cli.console import known_names
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
-from leret.config.messages import corrected
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
-from leret.core.yaml import Placed, dotted, dump, load
+from leret.core.yaml import dotted, dump, load
 from leret.training.algorithms import TrainingRecipe
-from tests.first_steps import write_world
 
 STAGES = {"sampling": SamplingRecipe, "training": TrainingRecipe, "eval": EvalRecipe}
 SHIPPED = sorted(path for stage in STAGES for path in (ROOT / stage).glob("*.yaml"))
@@ -74,24 +72,12 @@ def names_key(problem, key, place):
     return problem.startswith(place) and f"{bad}: " in problem and any(question in problem for question in questions)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
-    write_world(folder)
-    return folder
-
-
-def overrides_for(value, model, folder):
+def overrides_for(data):
     """Return overrides for the files that a shipped recipe leaves to its user."""
-    if model is EvalRecipe or "data" not in value:
+    if data["kind"] in {"world", "personas"}:
         return []
-    data = value["data"]
-    files = {"questions": folder / "questions.jsonl", "corpus": folder / "corpus.jsonl"}
-    if data.get("kind") in {"world", "personas"}:
-        files = {}
-    if data.get("kind") == "babilong":
-        files["noise"] = [str(folder / "corpus.jsonl")]
-    return [f"data.{name}={path}" for name, path in files.items() if name not in data]
+    own = "data.noise=[README.md]" if data["kind"] == "babilong" else "data.corpus=README.md"
+    return ["data.questions=README.md", own]
 
 
 def stages_of(value):
@@ -105,12 +91,12 @@ def stages_of(value):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, world, tmp_path, monkeypatch):
-    monkeypatch.chdir(world)
+def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     value = load(path.read_text(encoding="utf-8"))
     model = STAGES[path.parent.name]
     alone = {name: item for name, item in value.items() if name not in {"train", "eval"}}
-    check_each_key(alone, model, tmp_path, overrides_for(alone, model, world))
+    check_each_key(alone, model, tmp_path, overrides_for(alone["data"]) if model is SamplingRecipe else [])
     for stage, recipe in stages_of(value):
         check_each_key(recipe, stage, tmp_path, [])
 
@@ -124,15 +110,9 @@ def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, world, tmp_path
      ("policy.Temperature=2", "policy.Temperature", "policy.temperature"), ("polcy.top_k=2", "polcy", "policy"),
      ("sampling.reward={parts: {recall: 1, length: {ss: 2}}}", "sampling.reward.parts.length.ss", "s")],
 )  # fmt: skip
-def test_misspelled_kind_or_name_is_one_problem(override, key, near, world, tmp_path, monkeypatch):
-    monkeypatch.chdir(world)
-    files = ["data.questions=questions.jsonl", "data.corpus=corpus.jsonl"]
+def test_misspelled_kind_or_name_is_one_problem(override, key, near, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = ["data.questions=README.md", "data.corpus=README.md"]
     [problem] = problems_in(ROOT / "sampling/expand-pick.yaml", SamplingRecipe, [*files, override])
     assert problem.startswith(f"--set {key}: ")
     assert f"did you mean {near}?" in problem
-
-
-def test_correct_recipe_stays_unchanged():
-    value = {"data": {"kind": "world"}, "policies": {"polcy": {"kind": "local", "model": "demo"}}}
-    placed, problems = corrected(Placed(value, {(): "f:1"}), SamplingRecipe)
-    assert (placed.value, problems) == (value, [])
