@@ -12,7 +12,16 @@ from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from tests.first_steps import leret, refused, succeeds
 from tests.sampling.conftest import sampled_by
-from tests.sampling.fakes import FakePolicy, FakeRetriever, content, made, policy_is, recipe_of, served, write_data
+from tests.sampling.fakes import (
+    FakePolicy,
+    FakeRetriever,
+    change,
+    content,
+    made,
+    policy_is,
+    recipe_of,
+    served,
+)
 
 CHOSEN = "id IN (SELECT chosen FROM visits WHERE chosen IS NOT NULL)"
 """Samples that the next states follow from."""
@@ -26,9 +35,7 @@ def run(sampled, tmp_path):
 
 
 @pytest.fixture
-def new(tmp_path, monkeypatch):
-    write_data(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def new(tmp_path, in_data):
     return Run.create(tmp_path / "run")
 
 
@@ -36,12 +43,6 @@ def named(digest):
     policy = FakePolicy()
     policy.digest = digest
     return policy
-
-
-def change(run, sql, *values):
-    with closing(sqlite3.connect(run.store)) as database:
-        assert database.execute(sql, values).rowcount == 1
-        database.commit()
 
 
 def scored(run, where="true"):

@@ -27,15 +27,10 @@ def ended(outcome):
     return 0.0 if outcome.prediction is None else float(len(outcome.prediction.context[0]))
 """
 WEIGHTS = {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}
-PARTS = {"parts": WEIGHTS}
 
 
-def sampled(directory, reward="ap", **recipe):
-    return sampled_by(FakePolicy(junk=0.1), directory, limit=10, reward=reward, **recipe)
-
-
-def mixed(directory, policy=None, **recipe):
-    return sampled_by(policy or FakePolicy(), directory, limit=8, **recipe)
+def sampled(directory, reward="ap", junk=0.1, **recipe):
+    return sampled_by(FakePolicy(junk=junk), directory, limit=10, reward=reward, **recipe)
 
 
 @pytest.fixture
@@ -49,7 +44,7 @@ def own(tmp_path, made):
     "reward",
     [
         {"parts": {"near": {"function": "deep_recall", "depth": 3}}},
-        PARTS | {"mixer": "pca", "unparsed_reward": -2},
+        {"parts": WEIGHTS, "mixer": "pca", "unparsed_reward": -2},
         {"parts": {"own.py:titles": 1, "own.py:ended": 0.25}, "mixer": "std"},
     ],
 )
@@ -75,17 +70,17 @@ def test_pairs_equal_those_of_a_run_sampled_with_that_reward(tmp_path, own, rewa
     assert rescore(here).changed == 0
 
 
-@pytest.mark.parametrize("reads_prediction", [False, True])
-def test_the_program_is_replayed_only_for_a_reward_that_reads_predictions(tmp_path, own, monkeypatch, reads_prediction):
+def test_the_program_is_replayed_only_for_a_reward_that_reads_predictions(tmp_path, own, monkeypatch):
     own.write_text("def hidden(outcome):\n    return float(getattr(outcome, 'pre' + 'diction') is not None)\n")
     replayed, ends = [], rescoring._ends
     monkeypatch.setattr(rescoring, "_ends", lambda *parts: replayed.append(parts) or ends(*parts))
     run = sampled(tmp_path / "run")
-    rescore(run, "own.py:hidden" if reads_prediction else "recall@1")
-    assert bool(replayed) == reads_prediction
-    if reads_prediction:
-        samples = [one for group in content(run) for one in group.samples if one.reward is not None]
-        assert {(one.step, one.reward) for one in samples} == {(0, 0.0), (1, 1.0)}
+    rescore(run, "recall@1")
+    assert not replayed
+    rescore(run, "own.py:hidden")
+    assert replayed
+    samples = [one for group in content(run) for one in group.samples if one.reward is not None]
+    assert {(one.step, one.reward) for one in samples} == {(0, 0.0), (1, 1.0)}
 
 
 def test_a_part_named_like_a_measure_follows_its_settings(tmp_path, own):
@@ -188,7 +183,7 @@ def test_a_reward_may_change_its_outcome_and_not_the_sample(tmp_path, own):
 @pytest.mark.parametrize("mixer", ["weights", "uniform", "pca"])
 def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp_path, made, mixer):
     parts = WEIGHTS if mixer != "uniform" else list(WEIGHTS)
-    run = mixed(tmp_path / "run", reward={"parts": parts, "mixer": mixer})
+    run = sampled(tmp_path / "run", {"parts": parts, "mixer": mixer}, junk=0.0)
     weights = dict.fromkeys(WEIGHTS, 1.0) if mixer == "uniform" else WEIGHTS
     for group in content(run):
         assert {tuple(sample.components) for sample in group.samples} == {(*WEIGHTS, "recall", "ap")}
@@ -196,22 +191,9 @@ def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp
         assert [sample.reward for sample in group.samples] == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_run_that_met_outages_ends_with_the_rewards_of_one_that_did_not(tmp_path, made):
-    recipe = {"reward": {"parts": WEIGHTS, "mixer": "pca"}, "prompts": 3, "samples": 2, "max_error_rate": 1.0}
-    bank = {"train_questions": 4, "dev_questions": 4, "candidates": 3, "max_demos": 1}
-    whole = mixed(tmp_path / "whole", **recipe, bank=bank)
-    recipe["bank"] = {"path": str(whole.prompts), "candidates": 3}
-    n_asked = iter(range(10_000))
-    run = mixed(tmp_path / "run", FakePolicy(fail=lambda request: next(n_asked) % 9 == 5), **recipe)
-    assert any(one.failure for group in content(run) for one in group.samples)
-    again = mixed(tmp_path / "run", **recipe)
-    assert [group.samples for group in content(again)] == [group.samples for group in content(whole)]
-    assert preferences(again) == preferences(whole)
-
-
 def test_a_completion_that_does_not_parse_is_rejected_at_its_price(tmp_path, made):
-    priced = mixed(tmp_path / "a", FakePolicy(junk=0.2), reward={"parts": {"ap": 1}, "unparsed_reward": -4})
-    free = mixed(tmp_path / "b", FakePolicy(junk=0.2), reward="ap")
+    priced = sampled(tmp_path / "a", {"parts": {"ap": 1}, "unparsed_reward": -4})
+    free = sampled(tmp_path / "b")
     worst = [row for row in rows_of(priced) if row["score_rejected"] == -4]
     assert worst
     assert {row["rejected"][0]["content"] for row in worst} == {""}
@@ -222,7 +204,7 @@ def test_a_completion_that_does_not_parse_is_rejected_at_its_price(tmp_path, mad
 
 def test_final_parts_are_kept_apart_and_mixed_over_the_state(tmp_path, made):
     final = {"parts": ["recall", "rr", "steps"], "mixer": "pca"}
-    run = mixed(tmp_path / "run", reward="recall@1", final=final, credit="both", final_weight=0.25)
+    run = sampled(tmp_path / "run", "recall@1", junk=0.0, final=final, credit="both", final_weight=0.25)
     group = content(run)[0]
     parts = {f"final.{name}": 1.0 for name in final["parts"]}
     finals = find_mixer("pca")([s.components for s in group.samples], parts)
