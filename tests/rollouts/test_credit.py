@@ -132,7 +132,7 @@ def only(policy, name, credit="auto"):
     return {other: Role(policy, other == name, credit) for other in ("plan", "write", "answer")}
 
 
-def test_each_sample_is_run_to_the_end_n_times_and_the_mean_counts_unless_it_is_the_end(tmp_path):
+def test_each_sample_that_is_not_the_end_is_run_on_n_times(tmp_path):
     policy, n = Recorded(), 3
     sample(tmp_path / "db", only(policy, "write", "final"), final=is_alpha, n_continuations=n)
     writes, answers = groups_of(tmp_path / "db", "write"), groups_of(tmp_path / "db", "answer")
@@ -197,7 +197,7 @@ def test_a_path_ends_where_all_is_found_unless_the_end_is_learnt_too(tmp_path, f
     assert {group.state.predictor for group in groups_of(tmp_path / "db")} == predictors
 
 
-def test_tasks_without_gold_are_sampled_by_an_end_that_has_a_value_and_not_by_steps(tmp_path):
+def test_a_credit_without_a_value_is_refused(tmp_path):
     tasks = [Task.question(f"q{i}", f"number {i}") for i in range(3)]
     sample(tmp_path / "db", Role(Recorded(), credit="final"), tasks=tasks, final=is_alpha)
     assert {tuple(s.components) for s in samples_of(tmp_path / "db")} == {("final",)}

@@ -46,7 +46,7 @@ def test_a_hint_names_missing_documents_and_withholds_what_the_prompt_does_not_c
     assert "withheld 1 that" in hints.note()
 
 
-def test_instructions_demonstrations_and_names_without_words_make_nothing_readable():
+def test_instructions_and_demonstrations_make_nothing_readable():
     hints = Hints(DOCUMENTS)
     system = ({"role": "system", "content": "Tobias Jarvis"}, {"role": "user", "content": "who?"})
     assert hints.show(system, TASK, after("a")) == system
@@ -56,7 +56,7 @@ def test_instructions_demonstrations_and_names_without_words_make_nothing_readab
     assert nameless.show(demo, replace(TASK, gold=("x",)), after()) == demo
 
 
-def test_a_document_is_named_by_its_title_its_first_words_or_its_first_chunk_and_else_the_answer_is_told():
+def test_without_a_title_a_hint_has_first_words_or_a_chunk_or_the_answer():
     untitled, text = replace(TASK, gold=("c",)), DOCUMENTS["c"].text
     name = text.removesuffix(" again")
     assert shown(Hints(DOCUMENTS), text, task=untitled) == [f"{name} | still missing: {name}\n{text}"]

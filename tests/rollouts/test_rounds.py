@@ -151,7 +151,7 @@ def ask(text):
     return Request(({"role": "user", "content": text},), (len(text),), 1.0, 4)
 
 
-def test_requests_of_all_open_walks_and_of_walks_inside_them_are_one_batch_in_one_order():
+def test_requests_of_all_open_walks_are_one_ordered_batch():
     inner, round_ = Recording(), Round()
     policy = RoundPolicy(round_, inner)
 

@@ -81,7 +81,7 @@ def test_a_run_equals_its_store_and_stays_as_it_is(run):
         assert replay(run, n_random=3).equal == 3
 
 
-def test_each_different_sample_is_found_with_its_id_and_its_first_different_part(run):
+def test_each_difference_is_found_with_its_id_and_first_part(run):
     rows = scored(run, "json_array_length(doc_ids) > 1")
     reward = rows[0]["reward"]
     cases = [

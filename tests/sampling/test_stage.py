@@ -55,7 +55,7 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences_once(run, made):
     assert not [policy for policy in made[1:] if policy.requests]
 
 
-def test_smaller_and_larger_limits_go_on_with_a_run_that_an_outage_stopped(run):
+def test_any_limit_goes_on_with_a_run_that_an_outage_stopped(run):
     recipe = {"prompts": 2, "bank": {"train_questions": 4, "dev_questions": 4, "candidates": 2, "max_demos": 1}}
     whole = Run.create(Path("whole"))
     prompts = sample(recipe_of(**recipe), whole).prompts
@@ -74,7 +74,7 @@ def test_smaller_and_larger_limits_go_on_with_a_run_that_an_outage_stopped(run):
     assert preferences(run) == preferences(whole)
 
 
-def test_a_prompt_that_does_not_fit_costs_its_samples_alone_unless_most_do_not(run):
+def test_prompts_that_are_too_long_cost_their_samples_unless_most_are(run):
     def narrow(request):
         return len(request.messages) > 1 and "number 17" in request.messages[-1]["content"] and TOO_LONG
 
@@ -135,7 +135,7 @@ def test_a_killed_run_equals_one_that_was_not():
 FILTERED = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]}
 
 
-def test_errors_and_filtered_answers_of_status_200_are_outages_and_are_asked_again(run, server):
+def test_errors_of_status_200_are_outages_and_are_asked_again(run, server):
     reward = {"parts": ["recall@1", "rr", "steps"], "mixer": "pca"}  # of all samples of a state
     whole, recipe = Run.create(Path("whole")), served(server, samples=4, reward=reward)
     sample(recipe, whole)
@@ -174,7 +174,7 @@ def with_tokens(body):
     return {"choices": [choice]}
 
 
-def test_tokens_of_a_server_are_stored_only_on_request_and_then_required(run, server):
+def test_tokens_of_a_server_are_stored_and_required_on_request(run, server):
     with pytest.raises(ConfigError, match=r"sampling\.token_ids: .*seeded sent no token ids.*token_ids: false"):
         sample(served(server, token_ids=True), Run.create(Path("none")))
     server.lie = with_tokens

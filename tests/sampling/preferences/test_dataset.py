@@ -75,7 +75,7 @@ def targets(store, *how, policy="P", **settings):
     return [target for group in store.finished(policy) for target in state_targets(group, *how, **settings)]
 
 
-def test_best_targets_are_of_the_highest_level_of_states_with_spread_of_finished_questions(store):
+def test_best_targets_are_the_highest_of_finished_questions(store):
     assert [(t.completion, t.reward, t.state_id) for t in targets(store)] == [("c", 1.0, "q1-0"), ("y", 0.75, "q1-1")]
     assert len(targets(store, require_spread=False)) == 3
     assert targets(store, policy="Q") == []
