@@ -1,24 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from leret.config.data import DataSettings, FileSettings, GeneratedSettings
-from leret.extras.babilong import BabilongSettings
+from leret.config.data import DataSettings
 
 FILE = {"questions": "q.jsonl"}
-
-
-@pytest.mark.parametrize(
-    ("section", "settings"),
-    [
-        (FILE, FileSettings(questions="q.jsonl")),
-        ({"kind": "beir", **FILE}, FileSettings(kind="beir", questions="q.jsonl")),
-        ({"kind": "babilong", **FILE}, BabilongSettings(questions="q.jsonl")),
-        ({"kind": "world", "part": "1/2"}, GeneratedSettings(part="1/2")),
-    ],
-)
-def test_kind_decides_the_class(section, settings):
-    read = DataSettings.model_validate(section)
-    assert (type(read), read) == (type(settings), settings)
 
 
 @pytest.mark.parametrize(
@@ -26,9 +11,6 @@ def test_kind_decides_the_class(section, settings):
     [
         ({**FILE, "sentences": 50}, r"sentences\n +Extra inputs"),
         ({"kind": "babilong", **FILE, "sentences": 50}, r"data\.noise is missing"),
-        ({"kind": "world", **FILE}, r"questions\n +Extra inputs"),
-        ({"kind": "beir", "options": {}, **FILE}, r"options\n +Extra inputs"),
-        ({"kind": "hotpotqa"}, r"questions\n +Field required"),
         ({"kind": "world", "part": "2/2"}, "part 2 of 2 does not exist"),
     ],
 )

@@ -1,34 +1,23 @@
-import copy
-import shlex
-import shutil
-from pathlib import Path
-
 import pytest
 
 from leret.cli.console import known_names
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
-from leret.config.messages import corrected
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
-from leret.core.yaml import Placed, dotted, dump, load
+from leret.core.yaml import dotted, dump, load
 from leret.training.algorithms import TrainingRecipe
-from tests.cli.test_demo import FILES, MINE, ROADS, write_questions
-from tests.first_steps import succeeds, write_world
-from tests.tiny import tiny_policy
 
 STAGES = {"sampling": SamplingRecipe, "training": TrainingRecipe, "eval": EvalRecipe}
 SHIPPED = sorted(path for stage in STAGES for path in (ROOT / stage).glob("*.yaml"))
 FREE_NAMES = {"policies", "demos", "actors", "retrievers", "options", "inputs"}
 """Sections with names that the user chooses."""
-CHECKED = set()
-"""Keys that were misspelled in a file; recipes share most of their keys."""
 
 
-def wrong_spelling(key, number):
-    """Double the last letter, or leave out a letter of every second long key."""
-    return key[:2] + key[3:] if len(key) > 4 and number % 2 else key + key[-1]
+def wrong_spelling(key):
+    """Leave out a letter of a long key of even length, or double the last letter."""
+    return key[:2] + key[3:] if len(key) > 4 and len(key) % 2 == 0 else key + key[-1]
 
 
 def keys_in(value, section=()):
@@ -41,22 +30,15 @@ def keys_in(value, section=()):
             yield from keys_in(item, (*section, name))
 
 
-def kinds_around(value, key):
-    """Return the kinds of the sections that a key is in: they decide which keys exist."""
-    for part in key[:-1]:
-        value = value[part]
-        yield value.get("kind") if isinstance(value, dict) else None
-
-
-def misspelled(value, key, wrong):
-    value = copy.deepcopy(value)
-    section = value
-    for part in key[:-1]:
-        section = section[part]
-    items = list(section.items())
-    section.clear()
-    section.update({wrong if name == key[-1] else name: item for name, item in items})
-    return value
+def misspelled(value, keys, section=()):
+    """Return a recipe with each of these keys misspelled."""
+    if not isinstance(value, dict):
+        return value
+    items = {}
+    for name, item in value.items():
+        key = (*section, name)
+        items[wrong_spelling(name) if key in keys else name] = misspelled(item, keys, key)
+    return items
 
 
 def problems_in(file, model, overrides=()):
@@ -68,57 +50,34 @@ def problems_in(file, model, overrides=()):
 
 
 def check_each_key(value, model, folder, overrides):
-    """Misspell each key of a recipe, in the file and with ``--set``, and expect one problem that names it."""
+    """Misspell the keys of a recipe, in the file and with ``--set``, and expect a problem for each that names it."""
     file = folder / "recipe.yaml"
     file.write_text(dump(value), encoding="utf-8")
     assert problems_in(file, model, overrides) == []
     # `python -m models` reads ``pretrain``; the program's constructor refuses unknown arguments
     keys = [key for key in keys_in(value) if len(key) == 1 or (key[:-1] != ("program",) and key[0] != "pretrain")]
-    for number, key in enumerate(keys):
-        if (rules := (model, *kinds_around(value, key), key)) in CHECKED:
-            continue
-        CHECKED.add(rules)
-        file.write_text(dump(misspelled(value, key, wrong_spelling(key[-1], number))), encoding="utf-8")
-        [problem] = problems_in(file, model, overrides)
-        assert names_key(problem, key, wrong_spelling(key[-1], number), f"{file}:"), problem
-    file.write_text(dump(value), encoding="utf-8")
-    wrong = [dotted((*key[:-1], wrong_spelling(key[-1], number))) for number, key in enumerate(keys)]
-    problems = problems_in(file, model, [*overrides, *(f"{name}=1" for name in wrong)])
-    assert len(problems) == len(keys)
-    for number, key in enumerate(keys):
-        spelling = wrong_spelling(key[-1], number)
-        assert any(names_key(problem, key, spelling, "--set ") for problem in problems), (key, problems)
+    wrong = [dotted((*key[:-1], wrong_spelling(key[-1]))) for key in keys]
+    by_flag = problems_in(file, model, [*overrides, *(f"{name}=1" for name in wrong)])
+    file.write_text(dump(misspelled(value, keys)), encoding="utf-8")
+    in_file = problems_in(file, model, overrides)
+    for problems, place in ((in_file, f"{file}:"), (by_flag, "--set ")):
+        assert len(problems) == len(keys), problems
+        for key in keys:
+            assert any(names_key(problem, key, place) for problem in problems), (key, problems)
 
 
-def names_key(problem, key, spelling, place):
-    bad = dotted((*key[:-1], spelling))
+def names_key(problem, key, place):
+    bad = dotted((*key[:-1], wrong_spelling(key[-1])))
     questions = (f"did you mean {dotted(key)}?", f"did you mean {key[-1]}?")
     return problem.startswith(place) and f"{bad}: " in problem and any(question in problem for question in questions)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("world")
-    write_world(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
-def overrides_for(value, model, folder):
+def overrides_for(data):
     """Return overrides for the files that a shipped recipe leaves to its user."""
-    if model is EvalRecipe or "data" not in value:
+    if data["kind"] in {"world", "personas"}:
         return []
-    data = value["data"]
-    files = {"questions": folder / "questions.jsonl", "corpus": folder / "corpus.jsonl"}
-    if data.get("kind") in {"world", "personas"}:
-        files = {}
-    if data.get("kind") == "babilong":
-        files["noise"] = [str(folder / "corpus.jsonl")]
-    return [f"data.{name}={path}" for name, path in files.items() if name not in data]
+    own = "data.noise=[README.md]" if data["kind"] == "babilong" else "data.corpus=README.md"
+    return ["data.questions=README.md", own]
 
 
 def stages_of(value):
@@ -132,32 +91,14 @@ def stages_of(value):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, world, tmp_path, monkeypatch):
-    monkeypatch.chdir(world)
+def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
     value = load(path.read_text(encoding="utf-8"))
     model = STAGES[path.parent.name]
     alone = {name: item for name, item in value.items() if name not in {"train", "eval"}}
-    check_each_key(alone, model, tmp_path, overrides_for(alone, model, world))
+    check_each_key(alone, model, tmp_path, overrides_for(alone["data"]) if model is SamplingRecipe else [])
     for stage, recipe in stages_of(value):
         check_each_key(recipe, stage, tmp_path, [])
-
-
-ANSWERS = {"answers, hub": "--policy Qwen/Qwen2.5-0.5B-Instruct", "answers, server": ROADS["server of a hub model"][0]}
-
-
-@pytest.mark.parametrize("road", [*ROADS, *ANSWERS])
-def test_misspelled_key_of_a_recipe_of_init_is_the_problem(road, world, policy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
-    if road in ANSWERS:
-        write_questions(tmp_path, n_gold=0)
-    for name in ("small", "a b", "owner/large"):
-        shutil.copytree(policy, tmp_path / name)
-    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
-    flags = ANSWERS[road] if road in ANSWERS else ROADS[road][0]
-    succeeds("init", *FILES, *shlex.split(flags), "--no-trial")
-    for name, model in (("sample", SamplingRecipe), ("eval", EvalRecipe)):
-        check_each_key(load(Path(f"{name}.yaml").read_text(encoding="utf-8")), model, tmp_path, [])
 
 
 @pytest.mark.parametrize(
@@ -169,23 +110,9 @@ def test_misspelled_key_of_a_recipe_of_init_is_the_problem(road, world, policy, 
      ("policy.Temperature=2", "policy.Temperature", "policy.temperature"), ("polcy.top_k=2", "polcy", "policy"),
      ("sampling.reward={parts: {recall: 1, length: {ss: 2}}}", "sampling.reward.parts.length.ss", "s")],
 )  # fmt: skip
-def test_misspelled_kind_or_name_is_one_problem(override, key, near, world, tmp_path, monkeypatch):
-    monkeypatch.chdir(world)
-    files = ["data.questions=questions.jsonl", "data.corpus=corpus.jsonl"]
+def test_misspelled_kind_or_name_is_one_problem(override, key, near, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    files = ["data.questions=README.md", "data.corpus=README.md"]
     [problem] = problems_in(ROOT / "sampling/expand-pick.yaml", SamplingRecipe, [*files, override])
     assert problem.startswith(f"--set {key}: ")
     assert f"did you mean {near}?" in problem
-
-
-def test_a_kind_in_a_file_needs_a_name(world, tmp_path, monkeypatch):
-    monkeypatch.chdir(world)
-    (tmp_path / "my.py").write_text("x = 1\n")
-    files = ["data.questions=questions.jsonl", "data.corpus=corpus.jsonl", f'data.kind="{tmp_path / "my.py"}:"']
-    [problem] = problems_in(ROOT / "sampling/expand-pick.yaml", SamplingRecipe, files)
-    assert problem.startswith("--set data.kind: unknown data.kind")
-
-
-def test_correct_recipe_stays_unchanged():
-    value = {"data": {"kind": "world"}, "policies": {"polcy": {"kind": "local", "model": "demo"}}}
-    placed, problems = corrected(Placed(value, {(): "f:1"}), SamplingRecipe)
-    assert (placed.value, problems) == (value, [])

@@ -25,9 +25,3 @@ QUESTION_GROUPS = {
 def test_question_groups_refuse_what_they_would_ignore(message, keys):
     with pytest.raises(ValidationError, match=message):
         ALGORITHMS[keys["algorithm"]].settings.model_validate({**keys, "groups": "question"})
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "rloo", "ppo", "pick"])
-def test_question_groups_are_a_key_of_every_policy_gradient(algorithm):
-    keys = {"algorithm": algorithm, "groups": "question", "credit": "final"}
-    assert ALGORITHMS[algorithm].settings.model_validate(keys).groups == "question"

@@ -9,7 +9,7 @@ import pytest
 from leret.config.sampling import SamplingSettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.runs import Run
-from leret.core.types import Outcome, Task
+from leret.core.types import Task
 from leret.policies.base import Completion, PromptTooLongError
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -96,12 +96,16 @@ def samples_of(path, predictor=None):
 
 
 def test_a_predictor_that_a_search_follows_takes_step_and_the_others_final(tmp_path):
-    stats = sample(tmp_path / "db", Recorded(), final=is_alpha)
+    ends = []
+    stats = sample(tmp_path / "db", Recorded(), final=lambda end: ends.append(end) or is_alpha(end))
     parts = [{tuple(s.components) for s in samples_of(tmp_path / "db", name)} for name in ("plan", "write", "answer")]
     assert parts == [{("recall", "ap", "final")}, {("ap", "recall")}, {("recall", "ap", "final")}]
     assert all(s.reward == s.components["final"] for s in samples_of(tmp_path / "db", "answer"))
     assert all(s.reward == s.components["ap"] for s in samples_of(tmp_path / "db", "write"))
     assert stats.notes == []
+    assert {end.n_steps for end in ends} == {3}
+    assert all(end.outputs == {"answer": end.prediction.answer} for end in ends)
+    assert any(end.ranking for end in ends)
 
 
 def test_without_a_final_reward_the_others_are_not_sampled_and_named_also_in_the_run(tmp_path):
@@ -128,9 +132,8 @@ def only(policy, name, credit="auto"):
     return {other: Role(policy, other == name, credit) for other in ("plan", "write", "answer")}
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_each_sample_is_run_to_the_end_n_times_and_the_mean_counts(tmp_path, n):
-    policy = Recorded()
+def test_each_sample_that_is_not_the_end_is_run_on_n_times(tmp_path):
+    policy, n = Recorded(), 3
     sample(tmp_path / "db", only(policy, "write", "final"), final=is_alpha, n_continuations=n)
     writes, answers = groups_of(tmp_path / "db", "write"), groups_of(tmp_path / "db", "answer")
     n_places = sum(len({s.outputs["query"] for s in group.samples}) for group in writes)
@@ -139,12 +142,10 @@ def test_each_sample_is_run_to_the_end_n_times_and_the_mean_counts(tmp_path, n):
     assert {round(reward * n) / n for reward in rewards} == set(rewards)
     assert len(set(rewards)) > 1
 
-
-def test_a_sample_that_ends_the_program_needs_no_continuation(tmp_path):
-    policy = Recorded()
-    sample(tmp_path / "db", only(policy, "answer", "final"), final=is_alpha, n_continuations=3)
-    assert policy.asked == {"plan": 6, "write": 6, "answer": 24}
-    for answer in samples_of(tmp_path / "db", "answer"):
+    last = Recorded()
+    sample(tmp_path / "last", only(last, "answer", "final"), final=is_alpha, n_continuations=n)
+    assert last.asked == {"plan": 6, "write": 6, "answer": 24}
+    for answer in samples_of(tmp_path / "last", "answer"):
         assert answer.reward == float("alpha" in answer.outputs["answer"])
 
 
@@ -182,13 +183,6 @@ def test_a_prompt_on_the_way_that_does_not_fit_is_no_score_and_final(tmp_path):
     assert not again.requests
 
 
-def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
-    for name, n in (("one", 1), ("many", 6)):
-        monkeypatch.setattr(f"{__name__}.SETTINGS", SETTINGS.model_copy(update={"concurrency": n}))
-        sample(tmp_path / name, Role(Recorded(), credit="both"), final=is_alpha, n_continuations=2)
-    assert groups_of(tmp_path / "one") == groups_of(tmp_path / "many")
-
-
 class Oracle(FakeRetriever):
     def _one(self, query, k):
         return super()._one("alpha beta", k)
@@ -203,42 +197,25 @@ def test_a_path_ends_where_all_is_found_unless_the_end_is_learnt_too(tmp_path, f
     assert {group.state.predictor for group in groups_of(tmp_path / "db")} == predictors
 
 
-def test_tasks_without_gold_are_sampled_by_their_end_and_not_by_steps(tmp_path):
+def test_a_credit_without_a_value_is_refused(tmp_path):
     tasks = [Task.question(f"q{i}", f"number {i}") for i in range(3)]
     sample(tmp_path / "db", Role(Recorded(), credit="final"), tasks=tasks, final=is_alpha)
     assert {tuple(s.components) for s in samples_of(tmp_path / "db")} == {("final",)}
     with pytest.raises(ConfigError, match=r"no value for question q.*sampling\.credit: final"):
         sample(tmp_path / "steps", Role(Recorded(), credit="step"), tasks=tasks)
-
-
-@pytest.mark.parametrize("credit", ["auto", "both"])
-def test_a_program_without_a_search_is_refused(tmp_path, credit):
-    final = is_alpha if credit == "both" else None
-    with pytest.raises(
-        ProgramError, match=r"Asking made no search.*leret\.search_tool\(fn\), or set sampling\.credit: final"
-    ):
-        sample(tmp_path / "db", Role(Recorded(), credit=credit), Asking(), final=final)
-
-
-@pytest.mark.parametrize("credit", ["auto", "final"])
-def test_a_program_without_a_search_is_sampled_by_its_end(tmp_path, credit):
-    sample(tmp_path / "db", Role(Recorded(), credit=credit), Asking(), final=is_alpha)
-    assert len(samples_of(tmp_path / "db")) == 2 * 6 * 4
-
-
-def test_a_final_credit_needs_a_final_reward_with_a_value(tmp_path):
     with pytest.raises(ConfigError, match="needs a final reward"):
-        sample(tmp_path / "db", Role(Recorded(), credit="final"))
+        sample(tmp_path / "ends", Role(Recorded(), credit="final"))
     with pytest.raises(ConfigError, match="final reward has no value for task q"):
-        sample(tmp_path / "db", Role(Recorded(), credit="final"), final=lambda outcome: None)
+        sample(tmp_path / "ends", Role(Recorded(), credit="final"), final=lambda outcome: None)
 
 
-def test_the_final_reward_sees_the_end(tmp_path):
-    seen: list[Outcome] = []
-    sample(tmp_path / "db", Role(Recorded(), credit="final"), final=lambda outcome: seen.append(outcome) or 0.5)
-    assert {outcome.n_steps for outcome in seen} == {3}
-    assert all(outcome.outputs == {"answer": outcome.prediction.answer} for outcome in seen)
-    assert any(outcome.ranking for outcome in seen)
+def test_a_program_without_a_search_is_refused_or_sampled_by_its_end(tmp_path):
+    says = r"Asking made no search.*leret\.search_tool\(fn\), or set sampling\.credit: final"
+    for credit, final in (("auto", None), ("both", is_alpha)):
+        with pytest.raises(ProgramError, match=says):
+            sample(tmp_path / "db", Role(Recorded(), credit=credit), Asking(), final=final)
+    sample(tmp_path / "end", Recorded(), Asking(), final=is_alpha)
+    assert len(samples_of(tmp_path / "end")) == 2 * 6 * 4
 
 
 class Acting(Recorded):
@@ -256,7 +233,7 @@ class Acting(Recorded):
 )
 def test_auto_credit_is_both_where_the_policy_decides_when_to_stop(tmp_path, monkeypatch, credit, final, parts):
     monkeypatch.setattr(f"{__name__}.CompactAdapter", dspy.JSONAdapter)
-    keys = {"tasks": questions(3), "prompts": (ZERO_SHOT,), "n": 4, "final": final}
+    keys = {"tasks": questions(1), "prompts": (ZERO_SHOT,), "n": 4, "final": final}
     stats = sample(tmp_path / "db", Role(Acting(), credit=credit), Agent(), **keys)
     acts = [s for s in samples_of(tmp_path / "db", "agent.react") if s.reward is not None]
     assert acts

@@ -4,17 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from leret.core.types import Document, Passage, Task
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rollouts.hints import Hints
 from leret.sampling.bank.bank import load_bank, with_hint
 from leret.sampling.stage import sample
-from leret.sampling.store.store import Store
 from leret.training.data import RunSamples
 from leret.training.stored.sft import SFTRecipe, examples
-from tests.sampling.fakes import FakePolicy, policy_is, recipe_of
+from tests.sampling.fakes import FakePolicy, content, policy_is, recipe_of
 
 DOCUMENTS = {
     "a": Document("a", "The Iron Raven (film)", "A film."),
@@ -49,37 +46,29 @@ def test_a_hint_names_missing_documents_and_withholds_what_the_prompt_does_not_c
     assert "withheld 1 that" in hints.note()
 
 
-def test_a_hint_counts_no_word_of_the_instructions_as_readable():
-    messages = ({"role": "system", "content": "Tobias Jarvis"}, {"role": "user", "content": "who?"})
-    assert Hints(DOCUMENTS).show(messages, TASK, after("a")) == messages
+def test_instructions_and_demonstrations_make_nothing_readable():
+    hints = Hints(DOCUMENTS)
+    system = ({"role": "system", "content": "Tobias Jarvis"}, {"role": "user", "content": "who?"})
+    assert hints.show(system, TASK, after("a")) == system
+    demo = ({"role": "user", "content": "Tobias Jarvis"}, {"role": "user", "content": "who?"})
+    assert hints.show(demo, TASK, after("a"), demo[1:]) == demo
+    nameless = Hints({"x": replace(DOCUMENTS["a"], title="!!!")})
+    assert nameless.show(demo, replace(TASK, gold=("x",)), after()) == demo
 
 
-def test_a_demonstration_does_not_make_a_name_readable():
-    prompt = ({"role": "user", "content": "Tobias Jarvis"}, {"role": "user", "content": "who?"})
-    assert Hints(DOCUMENTS).show(prompt, TASK, after("a"), prompt[1:]) == prompt
-    assert (
-        Hints({"x": replace(DOCUMENTS["a"], title="!!!")}).show(prompt, replace(TASK, gold=("x",)), after()) == prompt
-    )
+def test_without_a_title_a_hint_has_first_words_or_a_chunk_or_the_answer():
+    untitled, text = replace(TASK, gold=("c",)), DOCUMENTS["c"].text
+    name = text.removesuffix(" again")
+    assert shown(Hints(DOCUMENTS), text, task=untitled) == [f"{name} | still missing: {name}\n{text}"]
 
-
-def test_a_document_without_a_title_is_named_by_its_first_words():
-    task = replace(TASK, gold=("c",))
-    text = "the raven flies over iron hills and never lands on a tree again"
-    name = "the raven flies over iron hills and never lands on a tree"
-    assert shown(Hints(DOCUMENTS), text, task=task) == [f"{name} | still missing: {name}\n{text}"]
-
-
-def test_a_document_of_which_the_corpus_has_chunks_is_named_by_its_first():
-    task = replace(TASK, gold=("whole",), parents={"b": "whole"})
+    chunked = replace(TASK, gold=("whole",), parents={"b": "whole"})
     hints = Hints(DOCUMENTS, {"whole": "b"})
-    assert shown(hints, "Tobias Jarvis?", task=task) == [f"{JARVIS}\nTobias Jarvis?"]
-    assert shown(hints, "Tobias Jarvis?", task=task, need=after("b")) == ["Tobias Jarvis?"]
+    assert shown(hints, "Tobias Jarvis?", task=chunked) == [f"{JARVIS}\nTobias Jarvis?"]
+    assert shown(hints, "Tobias Jarvis?", task=chunked, need=after("b")) == ["Tobias Jarvis?"]
 
-
-def test_the_reference_answer_is_the_hint_of_a_task_without_documents():
-    task = Task.question("q", "Is it Rome?", "Rome")
-    assert shown(Hints({}), "Is it Rome?", task=task) == ["Rome | the answer: Rome\nIs it Rome?"]
-    assert shown(Hints({}), "Which city?", task=task) == ["Which city?"]
+    answered = Task.question("q", "Is it Rome?", "Rome")
+    assert shown(Hints({}), "Is it Rome?", task=answered) == ["Rome | the answer: Rome\nIs it Rome?"]
+    assert shown(Hints({}), "Which city?", task=answered) == ["Which city?"]
 
 
 def test_all_prompts_of_a_bank_but_the_zero_shot_one_show_the_hint():
@@ -90,13 +79,6 @@ def test_all_prompts_of_a_bank_but_the_zero_shot_one_show_the_hint():
     ]  # fmt: skip
     assert len({few_shot.digest, *(prompt.digest for prompt in hinted)}) == 4
     assert [prompt.name for prompt in with_hint([ZERO_SHOT], "gold")] == ["0", "1"]
-
-
-def test_a_prompts_file_keeps_its_hint(tmp_path):
-    for prompt in (ZERO_SHOT, Prompt("1", hint="gold")):
-        prompt.save(tmp_path / "p.json")
-        assert ("hint" in (tmp_path / "p.json").read_text()) is (prompt.hint is not None)
-        assert Prompt.load(tmp_path / "p.json") == prompt
 
 
 class Obedient(FakePolicy):
@@ -116,24 +98,10 @@ def test_hinted_samples_compete_and_are_trained_under_the_zero_shot_prompt(run):
     with policy_is(Obedient()):
         report = sample(recipe_of(hint="gold", prompts=3, samples=1, bank={"path": "own"}), run)
     assert [prompt.hint for prompt in load_bank(run)] == [None, "gold", "gold"]
-    best = {"0": 0, "1": 0, "2": 0}
-    with Store(run.store, read_only=True) as store:
-        for group in store.groups():
-            top = max(group.samples, key=lambda sample: sample.reward)
-            best[top.prompt] += 1
-    assert best["1"] + best["2"] > best["0"]
+    best = [max(group.samples, key=lambda sample: sample.reward).prompt for group in content(run)]
+    assert sum(prompt != "0" for prompt in best) > len(best) / 2
     targets = examples(SFTRecipe(), RunSamples(run))
     words = [target.completions[0] for target in targets]
     assert any("alpha" in text for text in words)
     assert not any("still missing" in str(target.prompt) or "find who" in str(target.prompt) for target in targets)
     assert any("hints named" in note and "withheld" in note for note in report.notes)
-
-
-def test_a_hint_needs_a_prompt_that_shows_it(tmp_path):
-    from leret.config.load import load_recipe
-    from leret.config.sampling import SamplingRecipe
-    from leret.core.errors import ConfigError
-    from tests.sampling.fakes import ROOT
-
-    with pytest.raises(ConfigError, match=r"sampling\.hint"):
-        load_recipe(str(ROOT / "sampling/demo.yaml"), SamplingRecipe, ("sampling.hint=gold", "sampling.prompts=1"))

@@ -40,7 +40,7 @@ def rollouts(policy, unparsed_reward=None, reward=is_alpha, sampled=("plan", "wr
     return {index: sorted(rollout, key=lambda turn: turn[1].step) for index, rollout in turns.items()}
 
 
-def test_every_turn_of_a_rollout_has_the_outcome_of_its_own_end():
+def test_every_turn_of_a_trained_predictor_has_the_outcome_of_its_own_end():
     policy = Recorded()
     turns = rollouts(policy, n=8)
     assert policy.asked == {"plan": 8, "write": 8, "answer": 8}, "no continuation, no shared turn"
@@ -51,11 +51,8 @@ def test_every_turn_of_a_rollout_has_the_outcome_of_its_own_end():
         assert {sample.components["final"] for _, sample in rollout} == {reward}
     assert {rollout[0][1].reward for rollout in turns.values()} == {0.0, 1.0}
     assert len({sample.seed for rollout in turns.values() for _, sample in rollout}) == 24
-
-
-def test_predictors_that_are_not_trained_have_no_turns():
-    turns = rollouts(Recorded(), sampled=("write",))
-    assert {tuple(name for name, _ in rollout) for rollout in turns.values()} == {("write",)}
+    alone = rollouts(Recorded(), sampled=("write",))
+    assert {tuple(name for name, _ in rollout) for rollout in alone.values()} == {("write",)}
 
 
 @pytest.mark.parametrize(("price", "expected"), [(None, 0.0), (-2.0, -2.0)])

@@ -12,7 +12,7 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.walk import RolloutRunner
 from tests.programs.conftest import Shelf, complete
-from tests.programs.zoo import Agent, Branch, Retrieving, Tool, Tutorial, TwoPredictors
+from tests.programs.zoo import Agent, Tutorial, TwoPredictors
 from tests.rollouts.test_states import FakePicker, TwoPicks
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
@@ -27,21 +27,6 @@ def roll(replay, formatter, policy, retriever=None, **settings):
     return roll_by(PolicyActor(policy, formatter, Decoding(8, **settings)), replay, formatter, questions(), retriever)
 
 
-def test_every_question_ends_with_its_steps_and_hops(replay, formatter):
-    rollouts = roll(replay, formatter, FakePolicy())
-    assert [r.task_id for r in rollouts] == [q.id for q in questions()]
-    for rollout in rollouts:
-        assert rollout.failure is None
-        first, second = rollout.steps
-        found, both = (hop.ranking for hop in rollout.hops)
-        assert first.inputs["context"] == []
-        assert second.inputs["context"] == [f"{p.title} | {p.text}" for p in found]
-        assert {p.doc_id for p in found} <= {p.doc_id for p in both}
-        assert [hop.queries for hop in rollout.hops] == [(step.completion,) for step in rollout.steps]
-        assert rollout.prediction.doc_ids == [p.doc_id for p in rollout.ranking]
-        assert second.messages[-1]["content"].startswith("question: what follows")
-
-
 def test_a_pick_is_a_step_with_its_value_and_a_hop_where_it_retrieves():
     replay = Replay(TwoPicks(), CompactAdapter())
     for rollout in roll(replay, Formatter(replay), FakePicker(), temperature=1.0, limits={"pick": 4}):
@@ -54,22 +39,16 @@ def test_a_pick_is_a_step_with_its_value_and_a_hop_where_it_retrieves():
         assert [p.doc_id for p in rollout.ranking] == ids == [one.id for one in rollout.prediction.picked]
 
 
-def test_an_outage_is_a_failure_and_the_others_go_on(replay, formatter):
+def test_a_failure_ends_its_rollout_there_and_the_others_go_on(replay, formatter):
     policy = FakePolicy(fail=lambda request: "number 3" in request.messages[-1]["content"])
     failed = [r for r in roll(replay, formatter, policy) if r.failure]
     assert [(r.task_id, r.failure.kind, r.steps, r.hops) for r in failed] == [("q03", "policy", (), ())]
     rollouts = roll(replay, formatter, FakePolicy(), FakeRetriever(broken=["alpha"]))
     assert {(r.failure.kind, len(r.steps) - len(r.hops)) for r in rollouts if r.failure} == {("retrieval", 1)}
+    broken = [r for r in roll(replay, formatter, FakePolicy(junk=0.5)) if r.failure]
+    assert {(r.failure.kind, r.steps[-1].outputs, len(r.steps) - len(r.hops)) for r in broken} == {("parse", None, 1)}
     with pytest.raises(ZeroDivisionError):  # an unexpected error is no outage
         roll(replay, formatter, FakePolicy(fail=lambda request: ZeroDivisionError()))
-
-
-def test_a_completion_that_does_not_parse_ends_the_rollout_there(replay, formatter):
-    broken = [r for r in roll(replay, formatter, FakePolicy(junk=0.5)) if r.failure]
-    assert {rollout.failure.kind for rollout in broken} == {"parse"}
-    for rollout in broken:
-        assert rollout.steps[-1].outputs is None
-        assert len(rollout.hops) == len(rollout.steps) - 1
 
 
 class AtOnce(TwoPredictors):
@@ -101,10 +80,7 @@ class Completing:
     [
         (TwoPredictors, 3, [1, 2]),  # the answer is a step, and no hop
         (Tutorial, 4, [1, 3]),
-        (Branch, 3, [1, 2]),
         (Agent, 4, [1, 2, 3]),
-        (Retrieving, 2, [1]),
-        (Tool, 2, [1]),
         (AtOnce, 2, [1]),  # a list of queries is one search
         (OneByOne, 2, [0, 1, 1]),
     ],

@@ -1,5 +1,4 @@
 import asyncio
-import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -71,9 +70,8 @@ def test_stored_states_are_those_of_the_run(begun, environment, policy):
 
 
 def test_a_question_group_is_whole_rollouts_with_the_outcome_at_every_turn(begun, environment, policy):
-    made = sampler(begun, environment, policy, groups="question")
     tasks = training_tasks(environment, RECIPE)[:3]
-    found = made.sample(tasks, 0)
+    found = sampler(begun, environment, policy, groups="question").sample(tasks, 0)
     assert len(found.sequences) == 3 * 4 * 2  # tasks, rollouts, turns: no tree
     assert bincount(found.rollouts).tolist() == [2] * 12
     assert found.walks.tolist() == [place // 8 for place in range(24)]
@@ -84,8 +82,6 @@ def test_a_question_group_is_whole_rollouts_with_the_outcome_at_every_turn(begun
     assert len(set(found.rewards.tolist())) > 2
     assert found.metrics["num_completions"] == found.metrics["num_samples"] == 24
     assert found.metrics["num_completion_tokens"] == sum(len(completion) for _, completion in found.sequences)
-    again = made.sample(tasks, 0)
-    assert (again.sequences, again.rewards.tolist()) == (found.sequences, found.rewards.tolist())
 
 
 def test_continuations_count_as_completions_too(begun, environment, policy):
@@ -155,37 +151,7 @@ def ask(text):
     return Request(({"role": "user", "content": text},), (len(text),), 1.0, 4)
 
 
-def rounds_of(walks, *policies):
-    round_ = Round()
-    live = [RoundPolicy(round_, policy) for policy in policies]
-
-    async def run():
-        tasks = [asyncio.create_task(walk(*live)) for walk in walks]
-        await round_.walks.wait(tasks)
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    return asyncio.run(run())
-
-
-def test_requests_of_all_open_walks_are_one_batch_in_one_order():
-    inner = Recording()
-
-    def walk(name, n, rng):
-        async def steps(policy):
-            for turn in range(n):
-                await asyncio.sleep(rng.random() * 0.002)
-                for _ in range(rng.randrange(40)):
-                    await asyncio.sleep(0)
-                await policy.complete(ask(f"{turn} {name}"))
-            await asyncio.sleep(rng.random() * 0.002)
-
-        return steps
-
-    rounds_of([walk(name, n, random.Random(name)) for name, n in zip("dbca", (3, 1, 2, 3), strict=True)], inner)
-    assert inner.batches == [["0 a", "0 b", "0 c", "0 d"], ["1 a", "1 c", "1 d"], ["2 a", "2 d"]]
-
-
-def test_a_batch_waits_for_other_policies_and_for_walks_inside_walks():
+def test_requests_of_all_open_walks_are_one_ordered_batch():
     inner, round_ = Recording(), Round()
     policy = RoundPolicy(round_, inner)
 
@@ -194,7 +160,7 @@ def test_a_batch_waits_for_other_policies_and_for_walks_inside_walks():
         await policy.complete(ask(name))
 
     async def branching():
-        tasks = [asyncio.create_task(continuation(name)) for name in ("x", "y")]
+        tasks = [asyncio.create_task(continuation(name)) for name in ("y", "x")]
         await round_.walks.wait(tasks)
         await asyncio.sleep(0.005)
         await policy.complete(ask("after"))
@@ -213,8 +179,14 @@ def test_a_batch_waits_for_other_policies_and_for_walks_inside_walks():
 
 @pytest.mark.parametrize(("texts", "n_failed"), [(("a", "long", "b"), 1), (("a", "broken"), 2)])
 def test_a_failure_is_of_its_request_or_of_the_batch(texts, n_failed):
-    answers = rounds_of([lambda policy, text=text: policy.complete(ask(text)) for text in texts], Recording())
-    assert sum(isinstance(one, PolicyError) for one in answers) == n_failed
+    async def run():
+        round_ = Round()
+        policy = RoundPolicy(round_, Recording())
+        tasks = [asyncio.create_task(policy.complete(ask(text))) for text in texts]
+        await round_.walks.wait(tasks)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert sum(isinstance(answer, PolicyError) for answer in asyncio.run(run())) == n_failed
 
 
 def test_every_pass_takes_all_tasks_in_an_order_of_its_own():

@@ -18,21 +18,6 @@ from tests.sampling.fakes import DOCS, FakePolicy, FakeRetriever, made, question
 from tests.sampling.test_scheduler import content, sample
 
 
-def test_every_state_gets_every_prompt_and_sample(tmp_path, replay, formatter):
-    stats = sample(tmp_path / "db", replay, formatter)
-    groups, visits = content(tmp_path / "db")
-    assert (stats.questions, stats.samples) == (12, sum(len(group.samples) for group in groups))
-    for group in groups:
-        assert [(s.prompt, s.index) for s in group.samples] == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
-        assert len({s.seed for s in group.samples}) == 4
-        assert all(s.reward == s.components["ap"] for s in group.samples)
-        [zero_shot] = group.state.messages
-        assert zero_shot["content"].startswith("question: what follows")
-    chosen = {visit.chosen for path in visits for visit in path if visit.outcome == "next"}
-    assert {group.state.parent for group in groups if group.state.step == 1} == chosen
-    assert {path[-1].outcome for path in visits} <= {"finished", "solved"}
-
-
 def test_a_retriever_that_was_away_costs_no_completion_again(tmp_path, replay, formatter):
     sample(tmp_path / "whole", replay, formatter)
     broken = FakeRetriever(broken=["alpha"])  # one query takes its whole batch with it
@@ -77,15 +62,15 @@ class FakePicker(FakePolicy):
 def test_choices_are_sampled_scored_and_resumed_like_completions(tmp_path):
     replay = Replay(TwoPicks(), CompactAdapter())
     parts = replay, Formatter(replay)
-    again, number = FakePicker(), count()
+    whole, again, number = FakePicker(), FakePicker(), count()
     stop = FakePicker(fail=lambda request: next(number) == 9 and signal.raise_signal(signal.SIGINT))
-    sample(tmp_path / "whole", *parts, FakePicker())
+    sample(tmp_path / "whole", *parts, whole)
     with pytest.raises(KeyboardInterrupt):
         sample(tmp_path / "db", *parts, stop)
     sample(tmp_path / "db", *parts, again)
-    groups, _ = content(tmp_path / "db")
-    assert (groups, _) == content(tmp_path / "whole")
-    assert again.requests
+    groups, visits = content(tmp_path / "db")
+    assert (groups, visits) == content(tmp_path / "whole")
+    assert 0 < len(again.requests) < len(whole.requests)
     picks = [group for group in groups if group.state.predictor == "pick"]
     assert {(s.prompt, s.index) for g in picks for s in g.samples} == {("0", i) for i in range(4)}  # two prompts' worth
     [golds] = [q.gold for q in questions() if q.id == picks[0].state.task_id]
@@ -98,14 +83,11 @@ def test_choices_are_sampled_scored_and_resumed_like_completions(tmp_path):
     assert all((s.reward > 0) == (s.completion in golds) for s in first)
 
 
-def test_a_choice_without_its_outcome_keeps_its_value():
-    known = made("a", components={"q": 0.5, "logp": -2.0})
-    assert completion_of(known) == Completion("a", "stop", 0, 0, logprobs=(-2.0,), value=0.5)
-
-
-def test_a_text_without_its_outcome_keeps_its_tokens():
-    known = made("a", token_ids=(7, 2), logprobs=(-2.0, 0.0))
-    assert completion_of(known) == Completion("a", "stop", 0, 0, (7, 2), (-2.0, 0.0))
+def test_a_stored_completion_keeps_its_tokens_and_its_value():
+    choice = made("a", components={"q": 0.5, "logp": -2.0})
+    assert completion_of(choice) == Completion("a", "stop", 0, 0, logprobs=(-2.0,), value=0.5)
+    text = made("a", token_ids=(7, 2), logprobs=(-2.0, 0.0))
+    assert completion_of(text) == Completion("a", "stop", 0, 0, (7, 2), (-2.0, 0.0))
 
 
 TASK = Task.question("q", "?", gold=("d1", "d2"))

@@ -15,7 +15,6 @@ from leret.rollouts.credit import Crediting
 from leret.training.rounds.advantages import group_relative
 
 TASK = Task.question("q", "?", gold=("a", "b"))
-END = {"stop": "a", "go stop": "ax", "go go": "axb"}
 
 
 def outcome(docs):
@@ -42,11 +41,11 @@ def advantages(credit, going):
 def trained(credit):
     """Return the probability of go at each state after gradient ascent on the expected advantage."""
     logits = [0.0, 0.0]
-    for _ in range(750):
+    for _ in range(150):
         go = [1 / (1 + math.exp(-logit)) for logit in logits]
         for state, (stop, on) in enumerate(advantages(credit, go[1])):
             visits = 1.0 if state == 0 else go[0]
-            logits[state] += 8.0 * visits * go[state] * (1 - go[state]) * (on - stop)
+            logits[state] += 40.0 * visits * go[state] * (1 - go[state]) * (on - stop)
     return [1 / (1 + math.exp(-logit)) for logit in logits]
 
 

@@ -6,10 +6,7 @@ from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.sampling.stage import sample
-from tests.evaluation.conftest import base
 from tests.sampling.fakes import ROOT, FakePolicy, SeededServer, open_fakes, policy_is, recipe_of, write_data
-
-__all__ = ["base"]
 
 
 @pytest.fixture
@@ -28,9 +25,13 @@ def formatter(replay):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
+def in_data(tmp_path, monkeypatch):
     write_data(tmp_path)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def made(in_data, monkeypatch):
     return open_fakes(monkeypatch)
 
 

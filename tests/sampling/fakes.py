@@ -3,8 +3,9 @@
 import asyncio
 import json
 import random
+import sqlite3
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,14 @@ def policy_is(policy):
 def content(run):
     with Store(run.store, read_only=True) as store:
         return list(store.groups())
+
+
+def change(run, sql, *values):
+    """Change rows of a run's store."""
+    with closing(sqlite3.connect(run.store)) as database:
+        assert database.execute(sql, values).rowcount > 0
+        database.commit()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def preferences(run):

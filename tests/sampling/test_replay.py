@@ -12,7 +12,16 @@ from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from tests.first_steps import leret, refused, succeeds
 from tests.sampling.conftest import sampled_by
-from tests.sampling.fakes import FakePolicy, FakeRetriever, content, made, policy_is, recipe_of, served, write_data
+from tests.sampling.fakes import (
+    FakePolicy,
+    FakeRetriever,
+    change,
+    content,
+    made,
+    policy_is,
+    recipe_of,
+    served,
+)
 
 CHOSEN = "id IN (SELECT chosen FROM visits WHERE chosen IS NOT NULL)"
 """Samples that the next states follow from."""
@@ -26,24 +35,22 @@ def run(sampled, tmp_path):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    write_data(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def new(tmp_path, in_data):
+    return Run.create(tmp_path / "run")
 
 
-def change(run, sql, *values):
-    with closing(sqlite3.connect(run.store)) as database:
-        assert database.execute(sql, values).rowcount == 1
-        database.commit()
+def named(digest):
+    policy = FakePolicy()
+    policy.digest = digest
+    return policy
 
 
 def scored(run, where="true"):
-    """The last sample with a reward that no later state depends on."""
+    """Return the samples with a reward that no later state depends on, the last one first."""
     sql = f"SELECT * FROM samples WHERE reward IS NOT NULL AND NOT {CHOSEN} AND {where} ORDER BY id DESC"
     with closing(sqlite3.connect(run.store)) as database:
         database.row_factory = sqlite3.Row
-        return database.execute(sql).fetchone()
+        return database.execute(sql).fetchall()
 
 
 def differences(report):
@@ -74,38 +81,29 @@ def test_a_run_equals_its_store_and_stays_as_it_is(run):
         assert replay(run, n_random=3).equal == 3
 
 
-def test_a_flipped_reward_and_a_changed_completion_are_found_with_their_ids(run):
-    first = scored(run)
-    second = scored(run, f"id != '{first['id']}'")
-    change(run, "UPDATE samples SET reward = 1 - reward WHERE id = ?", first["id"])
-    change(run, "UPDATE samples SET completion = completion || ' new' WHERE id = ?", second["id"])
-    code, out = leret("replay", run.path)
-    reward = f"reward: {1 - first['reward']:.6g} in the store, {first['reward']:.6g} now"
-    at = len(second["completion"]) + 1
-    text = f"character {at}: ' new' in the store, '' now"
-    assert code == 1
-    for row, detail in ((first, reward), (second, text)):
-        assert f"{row['id']} (question {row['question_id']}, step {row['step']}): {detail}" in out
-    answer = as_json(run.path)
-    assert answer["different"] == {"reward": 1, "completion": 1}
-    assert answer["equal"] == answer["samples"] - 2
-
-
-@pytest.mark.parametrize(
-    ("sql", "part", "detail"),
-    [
+def test_each_difference_is_found_with_its_id_and_first_part(run):
+    rows = scored(run, "json_array_length(doc_ids) > 1")
+    reward = rows[0]["reward"]
+    cases = [
+        ("reward = 1 - reward", "reward", f"reward: {1 - reward:.6g} in the store, {reward:.6g} now"),
+        ("components = json_replace(components, '$.recall', 7)", "reward", "recall: 7 in the store"),
+        ("completion = completion || ' new'", "completion", ": ' new' in the store, '' now"),
         ("doc_ids = json_replace(doc_ids, '$[1]', 'none')", "search", "rank 2: ('none',) in the store"),
         ("scores = json_replace(scores, '$[0]', 9.5)", "search", "9.5 in the store"),
         ('outputs = \'{"query": "x"}\'', "search", "character of the outputs 11: 'x"),
-        ("components = json_replace(components, '$.recall', 7)", "reward", "recall: 7 in the store"),
-    ],
-)
-def test_the_first_different_part_is_named(run, sql, part, detail):
-    row = scored(run, "json_array_length(doc_ids) > 1")
-    change(run, f"UPDATE samples SET {sql} WHERE id = ?", row["id"])
-    [(id, found)] = differences(replay(run)).items()
-    assert (id, found[0]) == (row["id"], part)
-    assert detail in found[1]
+    ]
+    for row, (sql, _, _) in zip(rows, cases, strict=False):
+        change(run, f"UPDATE samples SET {sql} WHERE id = ?", row["id"])
+    code, out = leret("replay", run.path)
+    assert code == 1
+    found = differences(replay(run))
+    assert len(found) == len(cases)
+    for row, (_, part, detail) in zip(rows, cases, strict=False):
+        assert (found[row["id"]][0], detail in found[row["id"]][1]) == (part, True)
+        assert f"{row['id']} (question {row['question_id']}, step {row['step']}): {found[row['id']][1]}" in out
+    answer = as_json(run.path)
+    assert answer["different"] == {"reward": 2, "completion": 1, "search": 3}
+    assert answer["equal"] == answer["samples"] - 6
 
 
 def test_a_state_that_does_not_follow_from_its_stored_sample_is_found(run):
@@ -130,68 +128,49 @@ def test_samples_are_chosen_by_id_and_at_random(run):
     assert "--sample nothing: no sample has this id" in refused("replay", run.path, "--sample", "nothing")
 
 
-def test_rewards_of_a_group_are_mixed_with_the_stored_samples(here):
+def test_hints_and_mixed_and_final_rewards_are_made_again(new):
+    policy = FakePolicy()
     reward = {"parts": {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}, "mixer": "normalize_then_sum"}
-    run = sampled_by(FakePolicy(), here / "run", 6, reward=reward)
+    credit = {"credit": "both", "final": "recall", "n_continuations": 2}
+    sampled_by(policy, new.path, 5, prompts=2, samples=3, hint="gold", reward=reward, **credit)
+    assert any("still missing" in json.dumps(request.messages) for request in policy.requests)
     with policy_is(FakePolicy()):
-        assert counts(replay(run, n_random=20)) == (20, 20, 0, 0)
-        row = scored(run)
-        change(run, "UPDATE samples SET reward = reward + 0.25 WHERE id = ?", row["id"])
-        assert differences(replay(run, row["id"]))[row["id"]][0] == "reward"
+        report = replay(new)
+        assert (report.equal, report.notes) == (report.samples, [])
+        row = scored(new)[0]
+        change(new, "UPDATE samples SET reward = reward + 0.25 WHERE id = ?", row["id"])
+        assert differences(replay(new, row["id"]))[row["id"]][0] == "reward"
 
 
-def test_final_rewards_are_computed_again_in_process(here):
-    run = sampled_by(FakePolicy(), here / "run", 5, credit="both", final="recall", n_continuations=2)
-    with policy_is(FakePolicy()):
-        report = replay(run)
-    assert (report.equal, report.notes) == (report.samples, [])
-
-
-def test_completions_of_a_server_are_not_requested_but_searched_and_scored_again(here, server):
-    run = Run.create(here / "run")
-    sample(served(server, data={"limit": 6}), run)
-    n_asked, row = server.n_asked, scored(run, "json_array_length(doc_ids) > 1")
-    report = replay(run)
+def test_completions_of_a_server_are_not_requested_but_searched_and_scored_again(new, server):
+    sample(served(server, data={"limit": 6}), new)
+    n_asked, row = server.n_asked, scored(new, "json_array_length(doc_ids) > 1")[0]
+    report = replay(new)
     assert (report.equal, report.completions) == (report.samples, 0)
     assert report.notes == [
         "completions were not computed again and not compared: seeded is on a server (policy.kind: openai)"
     ]
-    change(run, "UPDATE samples SET reward = reward + 0.5 WHERE id = ?", row["id"])
-    assert differences(replay(run))[row["id"]][0] == "reward"
-    change(run, "UPDATE samples SET doc_ids = json_replace(doc_ids, '$[0]', 'none') WHERE id = ?", row["id"])
-    assert differences(replay(run))[row["id"]][0] == "search"
+    change(new, "UPDATE samples SET reward = reward + 0.5 WHERE id = ?", row["id"])
+    assert differences(replay(new))[row["id"]][0] == "reward"
     assert server.n_asked == n_asked
 
 
 def test_a_changed_model_is_named_and_its_completions_are_not_compared(run):
-    other = FakePolicy()
-    other.digest = "another"
+    other = named("another")
     with policy_is(other):
         report = replay(run)
     assert (report.equal, other.requests) == (report.samples, [])
     assert "fake has changed since sampling" in report.notes[0]
 
 
-def test_each_round_is_replayed_with_its_own_policy(here):
-    run = Run.create(here / "run")
-    for name in ("first", "second"):
-        policy = FakePolicy()
-        policy.digest = name
-        with policy_is(policy):
-            sample(recipe_of(data={"limit": 4}, prompts=1), run)
-    report = replay_with(run, "first", "second")
+def test_each_round_is_replayed_with_its_own_policy(new, monkeypatch):
+    names = ["first", "second"]
+    for name in names:
+        with policy_is(named(name)):
+            sample(recipe_of(data={"limit": 4}, prompts=1), new)
+    monkeypatch.setattr("leret.policies.load.make_policy", lambda settings: named(names.pop(0)))
+    report = replay(new)
     assert (report.equal, report.notes) == (report.samples, [])
-
-
-def replay_with(run, *digests):
-    """Replay with fakes of these digests, in the order of the store."""
-    fakes = []
-    for name in digests:
-        fakes.append(FakePolicy())
-        fakes[-1].digest = name
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("leret.policies.load.make_policy", lambda settings: fakes.pop(0))
-        return replay(run)
 
 
 def test_changed_data_is_named_and_changes_the_prompts(run):
@@ -214,25 +193,20 @@ def test_a_broken_retriever_is_an_outage_and_not_a_wrong_search(run, monkeypatch
 
 def test_tokens_and_log_probabilities_of_a_real_model_are_compared(tmp_path):
     small = ["data.limit=3", "sampling.prompts=1", "sampling.samples=4", "sampling.token_ids=true"]
-    run = tmp_path / "run"
-    succeeds("sample", "demo", "--run", run, *(word for setting in small for word in ("--set", setting)))
-    report = as_json(run)
+    run = Run(tmp_path / "run")
+    succeeds("sample", "demo", "--run", run.path, *(word for setting in small for word in ("--set", setting)))
+    report = as_json(run.path)
     assert report["equal"] + report["rounded"] == report["samples"] == report["completions"]
     assert report["largest"] < 1e-4
-    row = scored(Run(run))
+    row = scored(run)[0]
     logprobs = list(struct.unpack(f"<{len(row['logprobs']) // 4}f", row["logprobs"]))
     logprobs[1] -= 0.5
-    change(
-        Run(run),
-        "UPDATE samples SET logprobs = ? WHERE id = ?",
-        struct.pack(f"<{len(logprobs)}f", *logprobs),
-        row["id"],
-    )
-    out = leret("replay", run, "--sample", row["id"])[1]
-    assert "log-probability of token 2: " in out
+    stored = struct.pack(f"<{len(logprobs)}f", *logprobs)
+    change(run, "UPDATE samples SET logprobs = ? WHERE id = ?", stored, row["id"])
+    assert "log-probability of token 2: " in differences(replay(run, row["id"]))[row["id"]][1]
     ids = struct.pack("<i", 7) + row["token_ids"][4:]
-    change(Run(run), "UPDATE samples SET token_ids = ? WHERE id = ?", ids, row["id"])
-    assert "token 1: (7,) in the store" in leret("replay", run, "--sample", row["id"])[1]
+    change(run, "UPDATE samples SET token_ids = ? WHERE id = ?", ids, row["id"])
+    assert "token 1: (7,) in the store" in differences(replay(run, row["id"]))[row["id"]][1]
 
 
 def test_a_difference_within_the_tolerance_is_rounding():
@@ -242,15 +216,6 @@ def test_a_difference_within_the_tolerance_is_rounding():
     part, detail = difference(stored, near, tolerance=1e-4)
     assert (part, detail) == ("logprob", "q: 1 in the store, 1.001 now")
     assert difference(stored, made("a", 0.5001), 0.01)[0] == "search"
-
-
-def test_hinted_prompts_are_made_again(here):
-    policy = FakePolicy()
-    run = sampled_by(policy, here / "run", 4, prompts=2, hint="gold")
-    assert any("still missing" in json.dumps(request.messages) for request in policy.requests)
-    with policy_is(FakePolicy()):
-        report = replay(run)
-    assert report.samples == report.equal > 0
 
 
 def test_samples_of_an_abandoned_path_are_left_out(run):

@@ -1,9 +1,5 @@
 import asyncio
-import signal
 from contextlib import closing
-from itertools import count
-
-import pytest
 
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
@@ -33,17 +29,6 @@ def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurren
 def content(path):
     with Store(path, read_only=True) as store:
         return list(store.groups()), [store.visits("fake-policy", q.id) for q in questions()]
-
-
-def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path, replay, formatter):
-    whole, number, second = FakePolicy(), count(), FakePolicy()
-    stop = FakePolicy(fail=lambda request: next(number) == 10 and signal.raise_signal(signal.SIGINT))
-    sample(tmp_path / "whole", replay, formatter, whole)
-    with pytest.raises(KeyboardInterrupt):
-        sample(tmp_path / "parts", replay, formatter, stop)
-    sample(tmp_path / "parts", replay, formatter, second)
-    assert content(tmp_path / "parts") == content(tmp_path / "whole")
-    assert len(second.requests) < len(whole.requests)
 
 
 def test_no_question_waits_for_another_one(tmp_path, replay, formatter):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.core.errors import ConfigError, MissingDependency, PolicyError, RunError
+from leret.core.errors import MissingDependency, PolicyError, RunError
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
 from leret.sampling.sharding import RayCluster, Shard, sample_shard
@@ -41,9 +41,10 @@ def ids(*paths):
 
 
 def test_shards_make_what_one_process_makes(server, run):
-    recipe, alone = served(server, 24, prompts=2, samples=2), Run.create(Path("alone"))
+    bank = {"train_questions": 4, "dev_questions": 4, "candidates": 2, "max_demos": 1}
+    recipe, alone = served(server, 12, prompts=2, samples=2, bank=bank), Run.create(Path("alone"))
     whole = sample(recipe, alone)
-    assert [sample_shard(recipe, run, Shard(i, 3)).questions for i in range(3)] == [8, 8, 8]
+    assert [sample_shard(recipe, run, Shard(i, 3)).questions for i in range(3)] == [4, 4, 4]
     assert len(shard_stores(run)) == 3
     assert [event["event"] for event in events_of(run)].count("bank") == 1
     asked = server.n_asked
@@ -92,12 +93,6 @@ def test_a_shard_that_is_sampled_into_is_not_merged(server, run):
     run.shards.mkdir()
     with Store(run.shards / "0-of-2.db"), pytest.raises(RunError, match=r"0-of-2\.db is in use"):
         sample(served(server, 4), run)
-
-
-@pytest.mark.parametrize("text", ["", "2/2", "-1/2", "a/b", "1/2/3"])
-def test_a_shard_that_is_none_is_a_mistake(text):
-    with pytest.raises(ConfigError, match="--shard"):
-        Shard.parse(text)
 
 
 @pytest.mark.slow  # shards, and what a killed command left, are merged above without Ray

@@ -23,6 +23,7 @@ from tests.sampling.fakes import (
     events_of,
     policy_is,
     preferences,
+    questions,
     recipe_of,
     served,
 )
@@ -30,7 +31,7 @@ from tests.sampling.fakes import (
 TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
 
-def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
+def test_a_recipe_becomes_a_bank_a_store_and_preferences_once(run, made):
     report = sample(recipe_of(), run)
     assert report.questions == report.new_questions == 30
     assert report.samples == sum(len(group.samples) for group in content(run))
@@ -39,48 +40,41 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert run.manifest.sampling["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
     assert set(run.manifest.digests) == {"corpus", "retriever", "program", "questions", "policy"}
     assert [event["event"] for event in events_of(run)] == ["started", "bank", "accounts", "built", "finished"]
+    held_out = [task.id for task in questions(30) if split_of(task.id) == "test"]
+    assert json.loads(run.held_out.read_text()) == held_out
 
-
-def test_what_no_training_may_see_is_noted_and_noted_again_where_it_is_lost(run):
-    test = [f"q{i:02d}" for i in range(30) if split_of(f"q{i:02d}") == "test"]
-    for _ in range(2):
-        assert not sample(recipe_of(data={"limit": 5}), run).already
-        assert json.loads(run.held_out.read_text()) == test
-        run.held_out.unlink()
-
-
-def test_a_finished_run_opens_nothing_again_and_leaves_pairs_made_by_hand(run, made):
-    first, _ = sample(recipe_of(), run), build_preferences(run, "best-worst")
+    build_preferences(run, "best-worst")  # made by hand: they stay
     again = sample(recipe_of(), run)
-    assert len(made) == 1
-    assert (again.already, again.new_samples, again.samples, again.pairs) == (True, 0, first.samples, first.pairs)
+    assert (again.already, again.new_samples, again.samples, again.pairs) == (True, 0, report.samples, report.pairs)
     assert run.manifest.preferences["strategy"] == "best-worst"
-    assert sample(recipe_of(strategy="all"), run).pairs >= first.pairs  # another strategy asks nothing either
-    assert not made[1].requests
+    assert len(made) == 1, "nothing was opened"
+    assert sample(recipe_of(strategy="all"), run).pairs >= report.pairs  # another strategy asks nothing either
+    run.held_out.unlink()  # no training may go on without it
+    assert not sample(recipe_of(strategy="all"), run).already
+    assert json.loads(run.held_out.read_text()) == held_out
+    assert not [policy for policy in made[1:] if policy.requests]
 
 
-def test_a_larger_limit_adds_questions_to_the_same_bank(run):
-    first, second = (sample(recipe_of(data={"limit": limit}), run) for limit in (20, 30))
-    assert (first.questions, second.questions, second.new_questions) == (20, 30, 10)
-    assert second.prompts == first.prompts
-
-
-def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
+def test_any_limit_goes_on_with_a_run_that_an_outage_stopped(run):
+    recipe = {"prompts": 2, "bank": {"train_questions": 4, "dev_questions": 4, "candidates": 2, "max_demos": 1}}
     whole = Run.create(Path("whole"))
-    sample(recipe_of(), whole)
-    away = FakePolicy(fail=lambda request: len(away.requests) > 150)
+    prompts = sample(recipe_of(**recipe), whole).prompts
+    away = FakePolicy(fail=lambda request: len(away.requests) > 80)
     with policy_is(away), pytest.raises(PolicyError, match=r"sampling\.max_error_rate = 0\.1"):
-        sample(recipe_of(concurrency=1, data={"limit": 30}), run)
+        sample(recipe_of(data={"limit": 30}, concurrency=1, **recipe), run)
     pairs = build_preferences(run)
     assert 0 < pairs.questions < 30
-    closed = sample(recipe_of(data={"limit": pairs.questions}), run)
+
+    closed = sample(recipe_of(data={"limit": pairs.questions}, **recipe), run)
     assert (closed.questions, closed.new_samples, closed.pairs) == (pairs.questions, 0, pairs.pairs)
-    sample(recipe_of(), run)
+
+    larger = sample(recipe_of(data={"limit": 30}, **recipe), run)
+    assert (larger.questions, larger.new_questions, larger.prompts) == (30, 30 - pairs.questions, prompts)
     assert content(run) == content(whole)
     assert preferences(run) == preferences(whole)
 
 
-def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
+def test_prompts_that_are_too_long_cost_their_samples_unless_most_are(run):
     def narrow(request):
         return len(request.messages) > 1 and "number 17" in request.messages[-1]["content"] and TOO_LONG
 
@@ -92,11 +86,9 @@ def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
     assert sample(recipe_of(), run).already
     assert check_store(run).faults == []
 
-
-def test_prompts_of_which_most_do_not_fit_stop_the_run(run):
     stops = pytest.raises(PolicyError, match=r"max_error_rate = 0\.1.*517 tokens.*a new run directory")
     with policy_is(FakePolicy(fail=lambda request: TOO_LONG)), stops:
-        sample(recipe_of(prompts=1), run)
+        sample(recipe_of(prompts=1), Run.create(Path("narrow")))
 
 
 def test_what_cannot_be_sampled_is_refused(run):
@@ -129,60 +121,48 @@ def test_the_reward_of_the_end_is_a_reward_of_every_step(run, credit):
     assert check_store(run).rewards_recomputed == (report.samples if credit == "both" else 0)
 
 
-def test_a_run_killed_twice_equals_one_that_was_not():
-    command = [sys.executable, "benchmarks/correctness/kills.py", "--kills", "2", "--questions", "20"]
+def test_a_killed_run_equals_one_that_was_not():
+    command = [sys.executable, "benchmarks/correctness/kills.py", "--kills", "1", "--questions", "12"]
     command += ["--faults", "0.3", "--samples", "1", "--timeout-s", "1", "--stall-s", "10"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode in {0, 1}, ended.stderr
     told = json.loads(ended.stdout)
-    assert (told["equal"], told["asked_twice"], len(told["at"]), bool(told["faults"])) == (True, 0, 2, True)
-    assert 20 * 4 < told["requests"] <= 20 * 2 * 4
+    assert (told["equal"], told["asked_twice"], len(told["at"]), bool(told["faults"])) == (True, 0, 1, True)
+    assert 12 * 4 < told["requests"] <= 12 * 2 * 4
 
 
-UNKNOWN = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]}
+FILTERED = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "content_filter"}]}
 
 
-def about_7(lie):
-    return lambda body: lie if "number 7" in body["messages"][-1]["content"] else {}
-
-
-@pytest.mark.parametrize("lie", [AWAY, UNKNOWN], ids=["error", "content filter"])
-def test_failures_of_status_200_are_outages_and_are_asked_again(run, server, lie):
-    whole = Run.create(Path("whole"))
-    sample(served(server), whole)
-    server.lie = about_7(lie)
-    report = sample(served(server), run)
-    assert (report.waiting, set(report.failures)) == (1, {"policy"})
+def test_errors_of_status_200_are_outages_and_are_asked_again(run, server):
+    reward = {"parts": ["recall@1", "rr", "steps"], "mixer": "pca"}  # of all samples of a state
+    whole, recipe = Run.create(Path("whole")), served(server, samples=4, reward=reward)
+    sample(recipe, whole)
+    lies = {"number 7": AWAY, "number 8": FILTERED}
+    server.lie = lambda body: next((lie for asked, lie in lies.items() if asked in body["messages"][-1]["content"]), {})
+    report = sample(recipe, run)
+    assert (report.waiting, set(report.failures)) == (2, {"policy"})
     assert all(s.reward is None for g in content(run) for s in g.samples if s.failure)
     server.lie = lambda body: {}
-    assert sample(served(server), run).waiting == 0
+    assert sample(recipe, run).waiting == 0
     assert content(run) == content(whole)
-
-
-def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
-    recipe = recipe_of(policy={"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:9/v1"], "retry_for_s": 0})
-    with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models cannot be reached"):
-        sample(recipe, Run.create(tmp_path / "run"), base_dir=tmp_path)
-    assert Run.open(tmp_path / "run").manifest.sampling is None
+    assert preferences(run) == preferences(whole)
 
 
 def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
     server.lie = blank(1.0)
-    for prompts in (1, 3):
-        with pytest.raises(
-            PolicyError, match=r"completions do not parse.*: ' ' is .*Adapter reads.*`leret sample RECIPE --trial"
-        ):
+    for prompts in (1, 3):  # 3: before a bank of failures is made
+        says = r"completions do not parse.*: ' ' is .*Adapter reads.*`leret sample RECIPE --trial"
+        with pytest.raises(PolicyError, match=says):
             sample(served(server, samples=1, prompts=prompts), Run.create(run.path / str(prompts)))
     raised = sample(served(server, samples=1, max_unparsed_rate=1.0), run)
     assert (raised.failures, raised.pairs) == ({"parse": 30}, 0)
 
-
-def test_a_long_run_of_which_most_completions_do_not_parse_stops(run, server):
-    server.lie = blank(0.9)
+    server.lie, server.answered = blank(0.9), 0
     with pytest.raises(PolicyError, match=r"completions do not parse.*`leret sample RECIPE --trial"):
-        sample(served(server, samples=8, concurrency=2), run)
-    assert server.answered < 120
+        sample(served(server, samples=8, concurrency=2), Run.create(Path("long")))
+    assert server.answered < 120, "a long run stops where most completions do not parse"
 
 
 def with_tokens(body):
@@ -194,7 +174,9 @@ def with_tokens(body):
     return {"choices": [choice]}
 
 
-def test_tokens_of_a_server_are_stored_only_on_request(run, server):
+def test_tokens_of_a_server_are_stored_and_required_on_request(run, server):
+    with pytest.raises(ConfigError, match=r"sampling\.token_ids: .*seeded sent no token ids.*token_ids: false"):
+        sample(served(server, token_ids=True), Run.create(Path("none")))
     server.lie = with_tokens
     for directory, wanted, ids in ((run, True, (7, 8, 2)), (Run.create(Path("off")), False, None)):
         sample(served(server, token_ids=wanted), directory)
@@ -202,9 +184,3 @@ def test_tokens_of_a_server_are_stored_only_on_request(run, server):
         assert {one.token_ids for one in samples} == {ids}
         assert {one.logprobs for one in samples} == {(-0.5, -0.25, 0.0) if ids else None}
         assert check_store(directory).faults == []
-
-
-def test_a_server_without_token_ids_stops_the_run_and_names_the_key(run, server):
-    with pytest.raises(ConfigError, match=r"sampling\.token_ids: .*seeded sent no token ids.*token_ids: false"):
-        sample(served(server, token_ids=True), run)
-    assert sample(served(server), run).waiting == 0

@@ -3,7 +3,7 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.sampling.preferences.dataset import build_preferences, distinct, make_pairs, state_targets
+from leret.sampling.preferences.dataset import build_preferences, make_pairs, state_targets
 from leret.sampling.store.store import PathStep, SamplingParams, Store
 from tests.sampling.fakes import made
 from tests.sampling.preferences.conftest import sample_of
@@ -50,17 +50,6 @@ def test_strategies_by_hand(strategy, limits, expected):
     assert make_pairs(SAMPLES[1:3], strategy, **limits) == []
 
 
-def test_distinct_keeps_the_first_of_equal_completions_and_drops_failures():
-    samples = [made("x", 0.5), made("2", 0.0, completion="x"), made("y", 0.0), made("z")]
-    assert distinct(samples) == [samples[0], samples[2]]
-
-
-def test_strategies_and_limits_reach_the_rows(run):
-    assert build_preferences(run, "margin", margin=0.6).pairs == 1
-    assert build_preferences(run, "all", max_pairs=1).pairs == 2
-    assert run.manifest.preferences == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
-
-
 def test_only_the_named_policys_samples_are_paired(run, store):
     store.put_visit(PathStep("q2", 0, "Q", "q2-0", None, None, "solved"))
     rows = [sample_of(i, "0", text, reward, "q2") for i, text, reward in ((10, "g", 1.0), (11, "h", 0.5))]
@@ -86,15 +75,12 @@ def targets(store, *how, policy="P", **settings):
     return [target for group in store.finished(policy) for target in state_targets(group, *how, **settings)]
 
 
-def test_best_targets_are_of_the_highest_level_of_states_with_spread(store):
+def test_best_targets_are_the_highest_of_finished_questions(store):
     assert [(t.completion, t.reward, t.state_id) for t in targets(store)] == [("c", 1.0, "q1-0"), ("y", 0.75, "q1-1")]
     assert len(targets(store, require_spread=False)) == 3
     assert targets(store, policy="Q") == []
-
-
-def test_targets_are_of_finished_questions_alone(store):
-    store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
-    store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
+    for step, parent in ((0, None), (1, "q1-0-0")):
+        store.put_visit(PathStep("q1", step, "P", f"q1-{step}", parent, f"q1-{step}-0", "next"))
     assert {target.task_id for target in targets(store, require_spread=False)} == {"q2"}
 
 

@@ -1,7 +1,5 @@
 import os
 import shutil
-import sqlite3
-from contextlib import closing
 
 import pytest
 
@@ -9,19 +7,13 @@ from leret.core.runs import Run
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
 from tests.first_steps import leret
+from tests.sampling.fakes import change
 
 
 @pytest.fixture
 def run(sampled, tmp_path):
     shutil.copytree(sampled.path.parent, tmp_path / "copy")
     return Run(tmp_path / "copy" / "run")
-
-
-def change(run, sql):
-    with closing(sqlite3.connect(run.store)) as database:
-        assert database.execute(sql).rowcount > 0
-        database.commit()
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def test_a_store_that_was_sampled_is_sound_and_stays_as_it_is(run):

@@ -61,24 +61,6 @@ def test_samples_are_ordered_by_policy_prompt_number_and_index(store):
     assert [s.id for s in store.samples_at("q1", 0, "s1", "Q")] == [s.id for s in group.samples] == ["Q"]
 
 
-def test_a_question_with_an_outage_is_not_done(store):
-    for question in ("q1", "q2", "q3"):
-        store.put_state(replace(STATE, task_id=question))
-    store.put_samples([failed("x", "program", task_id="q2"), made("y", task_id="q3")], ORIGIN)
-    for question, chosen, outcome in (("q1", None, "solved"), ("q2", None, "solved"), ("q3", "y", "next")):
-        store.put_visit(VISIT._replace(question_id=question, chosen=chosen, outcome=outcome))
-    assert (store.done("P"), store.done("Q")) == ({"q1"}, set())
-
-
-def test_a_second_writer_is_refused_and_readers_are_not(store):
-    store.put_samples([made("a")], ORIGIN)
-    store.flush()
-    with pytest.raises(RunError, match="in use by another process"):
-        Store(store.path)
-    with Store(store.path, read_only=True) as reader:
-        assert find(reader, "a") is not None
-
-
 def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path, monkeypatch):
     store = Store(tmp_path / "db")
     store.put_state(STATE)
@@ -181,57 +163,41 @@ def test_a_row_that_breaks_a_rule_is_refused(store, row, rule):
     assert store.counts()["samples"] == 1
 
 
-def test_a_store_of_schema_2_is_read_merged_and_converted(store, tmp_path):
+@pytest.mark.parametrize(("version", "n_token_columns"), [(2, 0), (3, 2)])
+def test_a_store_of_an_earlier_schema_is_read_merged_and_converted(store, tmp_path, version, n_token_columns):
     old = tmp_path / "old.db"
+    samples = [made("a", n_completion_tokens=7), made("b", index=1, n_completion_tokens=8)]  # of at most 8 tokens
     with closing(sqlite3.connect(old)) as database, database:
-        schema = SCHEMA_SQL.replace(f", {', '.join(TOKEN_COLUMNS)}", "")
-        database.executescript(f"PRAGMA journal_mode = WAL;BEGIN;{schema}PRAGMA user_version = 2;COMMIT;")
-        for table, row in (("states", state_row(STATE)), ("samples", sample_row(made("a"), ORIGIN)[:23])):
+        schema = SCHEMA_SQL.replace(f", {', '.join(TOKEN_COLUMNS[n_token_columns:])}", "")
+        database.executescript(f"PRAGMA journal_mode = WAL;BEGIN;{schema}PRAGMA user_version = {version};COMMIT;")
+        rows = [("samples", sample_row(sample, ORIGIN)[: 23 + n_token_columns]) for sample in samples]
+        for table, row in (("states", state_row(STATE)), *rows):
             database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-    with Store(old, read_only=True) as reader:
-        assert find(reader, "a") == made("a")
     store.merge(old)
-    assert find(store, "a") == made("a")
-    new = made("b", index=1, token_ids=(3,), logprobs=(-0.25,))
+    with Store(old, read_only=True) as reader:
+        for place in (reader, store):
+            assert find(place, "a") == samples[0]
+            assert [find(place, name).is_cut for name in "ab"] == [False, True]
+    tokens = {"token_ids": (3,), "logprobs": (-0.25,), "finish_reason": "stop"}
+    new = made("c", index=2, n_completion_tokens=8, **tokens)
     with Store(old) as writer:
         writer.put_samples([new], ORIGIN)
-        assert (find(writer, "a"), find(writer, "b")) == (made("a"), new)
+        assert (find(writer, "a"), find(writer, "c")) == (samples[0], new)
+        assert writer._database.execute("PRAGMA user_version").fetchone()[0] == STORE_SCHEMA
     store.merge(old)
-    assert find(store, "b") == new
-    with closing(sqlite3.connect(old)) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (STORE_SCHEMA,)
+    assert find(store, "c") == new
 
 
-@pytest.mark.parametrize("version", [1, STORE_SCHEMA + 1])
-def test_another_schema_is_refused(tmp_path, version):
-    Store(tmp_path / "db").close()
-    with closing(sqlite3.connect(tmp_path / "db")) as database, database:
-        database.execute(f"PRAGMA user_version = {version}")
-    for read_only in (True, False, False):  # the lock is let go
-        with pytest.raises(RunError, match=f"schema {version}, but .* reads schema {STORE_SCHEMA}.*sample again"):
-            Store(tmp_path / "db", read_only)
-
-
-def test_a_file_that_is_no_store_is_refused(tmp_path):
+def test_a_file_that_is_no_store_of_this_version_is_refused(tmp_path):
     with pytest.raises(RunError, match="does not exist; run `leret sample"):
         Store(tmp_path / "db", read_only=True)
+    Store(tmp_path / "db").close()
+    for version in (1, STORE_SCHEMA + 1):
+        with closing(sqlite3.connect(tmp_path / "db")) as database, database:
+            database.execute(f"PRAGMA user_version = {version}")
+        for read_only in (True, False, False):  # the lock is let go
+            with pytest.raises(RunError, match=f"schema {version}, but .* reads schema {STORE_SCHEMA}.*sample again"):
+                Store(tmp_path / "db", read_only)
     (tmp_path / "db").write_bytes(b"not a database at all, but long enough to be looked at" * 100)
     with pytest.raises(RunError, match="is damaged"):
         Store(tmp_path / "db")
-
-
-def test_a_store_of_schema_3_says_which_completions_were_cut(tmp_path):
-    old = tmp_path / "old.db"
-    rows = [made("a", n_completion_tokens=7), made("b", index=1, n_completion_tokens=8)]  # of at most 8 tokens
-    with closing(sqlite3.connect(old)) as database, database:
-        schema = SCHEMA_SQL.replace(f", {', '.join(TOKEN_COLUMNS[2:])}", "")
-        database.executescript(f"PRAGMA journal_mode = WAL;BEGIN;{schema}PRAGMA user_version = 3;COMMIT;")
-        for table, row in (("states", state_row(STATE)), *(("samples", sample_row(one, ORIGIN)[:25]) for one in rows)):
-            database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
-    for read_only in (True, False):
-        with Store(old, read_only) as reader:
-            assert [find(reader, name).is_cut for name in "ab"] == [False, True]
-    new = made("c", index=2, token_ids=(3,), finish_reason="stop", n_completion_tokens=8)
-    with Store(old) as writer:
-        writer.put_samples([new], ORIGIN)
-        assert find(writer, "c") == new
