@@ -1,25 +1,11 @@
 import re
 
 import pytest
-from pydantic import ValidationError
 
 from leret.config.load import load_recipe
-from leret.extras.trl import ENGINE, GRPOWithTRL, RLOOWithTRL
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.rounds.grpo import GRPORecipe
 from tests.sampling.fakes import ROOT
-
-
-def test_an_engine_has_its_own_recipe_of_an_algorithm():
-    shipped = load_recipe(str(ROOT / "training" / "grpo-trl.yaml"), TrainingRecipe, ())
-    assert (type(shipped), shipped.progress_unit) == (GRPOWithTRL, "step")
-    assert "served" not in type(shipped).model_fields
-    assert "use_vllm" not in GRPORecipe.model_fields
-    rloo = TrainingRecipe.model_validate({"algorithm": "rloo", "engine": "trl", "gradient_accumulation_steps": 2})
-    assert (type(rloo), rloo.find_algorithm()) == (RLOOWithTRL, ENGINE["rloo"])
-    assert GRPORecipe().find_algorithm() is ALGORITHMS["grpo"]
-    with pytest.raises(ValidationError, match="engine trl does not train ppo; remove it"):
-        TrainingRecipe.model_validate({"algorithm": "ppo", "engine": "trl"})
 
 
 def test_rounds_are_counted_or_follow_from_passes():
