@@ -3,16 +3,12 @@ from importlib.machinery import ModuleSpec
 from unittest.mock import Mock
 
 import pytest
-from transformers import TrainerControl, TrainerState
 
 from leret.core.errors import MissingDependency, TrainingError
-from leret.core.progress import Progress
 from leret.training import watch
-from leret.training.driver import Driver
-from leret.training.job import Interrupt
 from leret.training.stage import estimate, train
 from leret.training.stored.sft import SFTRecipe
-from leret.training.watch import Monitor, monitored
+from leret.training.watch import monitored
 from tests.sampling.fakes import events_of
 from tests.training.training_runs import changed, fail, record
 
@@ -81,22 +77,3 @@ def test_a_report_to_what_is_not_installed_names_the_extra(run, monkeypatch):
     with pytest.raises(MissingDependency, match=r"wandb is not installed; run `pip install 'leret\[wandb\]'`"):
         train(SFTRecipe(report_to=("wandb",)), run)
     assert not (run.policies / ".sft").exists()
-
-
-def test_the_rate_counts_completions_since_the_last_entry_without_validation(monkeypatch):
-    now = iter([0.0, 2.0, 2.0, 10.0, 14.0])  # begin, log, validation from and to, log
-    monkeypatch.setattr("leret.training.driver.time.monotonic", lambda: next(now))
-    state = TrainerState(max_steps=4)
-    driver = Driver(Mock(), Monitor("p"), "train", Progress(), Interrupt())
-    arguments = Mock(train_batch_size=3, gradient_accumulation_steps=2, world_size=2)
-    driver.on_train_begin(arguments, state, TrainerControl())
-
-    def logged(step, **figures):
-        state.global_step = step
-        state.log_history.append({"step": step, **figures})
-        driver.on_log(arguments, state, TrainerControl())
-        return state.log_history[-1][watch.RATE]
-
-    assert logged(1, num_completions=8.0) == 4  # 8 in 2 seconds
-    driver._validate(lambda: {"eval_recall": 0.5}, state, TrainerControl())  # 8 seconds
-    assert logged(3, **{"rewards/accuracies": 0.5}) == 2 * 2 * 12 / 4  # two steps with 12 pairs each in 4 seconds

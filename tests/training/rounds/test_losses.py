@@ -3,10 +3,14 @@ import math
 import pytest
 import torch
 
-from leret.training.rounds.losses import (
-    entropy,
-    importance_weights,
-)
+from leret.training.rounds.losses import clipped_loss, entropy, importance_weights
+
+
+def test_a_ratio_is_clipped_on_the_side_of_its_advantage():
+    ratios, advantages = torch.tensor([0.5, 0.5, 1.5, 1.5]), torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    loss, clipped = clipped_loss(ratios.log(), advantages, 0.2, 0.3)
+    assert loss.tolist() == pytest.approx([0.8, -0.5, 1.5, -1.3])
+    assert clipped.tolist() == [True, False, False, True]
 
 
 def test_importance_weights_are_ratios_up_to_the_clip():

@@ -21,7 +21,7 @@ from leret.sampling.store.store import Store
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
 from leret.training.stored.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
-from tests.first_steps import leret, read_lines, succeeds
+from tests.first_steps import read_lines, refused, succeeds
 from tests.sampling.fakes import ROOT
 from tests.training.training_runs import log, world_recipe
 
@@ -80,7 +80,6 @@ def test_a_row_has_the_stored_values_of_its_sample(run, rows):
 def test_each_prompt_of_the_bank_forms_a_group_and_what_saw_a_hint_is_left_out(tmp_path, policy):
     (tmp_path / "bank").mkdir()
     demo = {"question": "Who directed the film?", "context": [], "query": "film"}
-    Prompt("0").save(tmp_path / "bank" / "0.json")
     few_shot = Prompt("1", {"write_query": [demo]})
     few_shot.save(tmp_path / "bank" / "1.json")
     run = sampled(tmp_path / "run", 2, prompts=2, bank={"path": f"{tmp_path}/bank"})
@@ -99,27 +98,24 @@ def test_states_have_the_labels_of_their_questions(run, rows):
     assert all(one["relevant_doc_ids"] and json.loads(one["inputs"])["question"] for one in states)
 
 
-def test_a_run_without_token_ids_says_what_to_do(run, rows, tmp_path, original):
+def test_a_run_without_token_ids_or_without_its_tokenizer_says_what_to_do(run, rows, tmp_path, original):
     out = tmp_path / "rl.jsonl"
-    code, said = leret("store", "export", "--run", original.path, "--form", "rl", "--out", out)
-    assert (code, "--set sampling.token_ids=true" in said, out.exists()) == (2, True, False)
-    code, said = leret("store", "export", "--run", run.path, "--form", "sft", "--tokenizer", tmp_path, "--out", out)
-    assert (code, "--tokenizer" in said) == (2, True)
+
+    def export(run, form, *options):
+        return "store", "export", "--run", run.path, "--out", out, "--form", form, *options
+
+    assert "--set sampling.token_ids=true" in refused(*export(original, "rl"))
+    assert "--tokenizer" in refused(*export(run, "sft", "--tokenizer", tmp_path))
     english = policy_directory("leret-english-6m")
-    code, said = leret("store", "export", "--run", run.path, "--form", "rl", "--tokenizer", english, "--out", out)
-    assert (code, "the sampler counted" in said, out.exists()) == (2, True, False)
-    succeeds("store", "export", "--run", run.path, "--form", "rl", "--out", out)
-    assert read_lines(out) == rows
-
-
-def test_the_tokenizer_of_a_served_policy_is_named(run, rows):
+    assert "the sampler counted" in refused(*export(run, "rl", "--tokenizer", english))
     section = run.manifest.sampling
     served = {"kind": "openai", "model": "served", "urls": ["http://127.0.0.1:1/v1"]}
     run.update(sampling={**section, "policy": {**section["policy"], **served}})
     try:
-        code, said = leret("store", "export", "--run", run.path, "--form", "rl", "--out", "-")
-        assert (code, "add --tokenizer DIR" in said) == (2, True)
-        assert [row["prompt_ids"] for row in rl_rows(run, policy_directory("demo"))] == [r["prompt_ids"] for r in rows]
+        assert "add --tokenizer DIR" in refused(*export(run, "rl"))
+        assert not out.exists()
+        succeeds(*export(run, "rl", "--tokenizer", policy_directory("demo")))
+        assert read_lines(out) == rows
     finally:
         run.update(sampling=section)
 
