@@ -91,7 +91,9 @@ def sampled(run, policy, samples=8, **sampling):
     return sample(recipe_of({**files, "split": "train"}, policy, **keys), run)
 
 
-def through_a_server(run, bpe, learn, samples=8, **lies):
+def trained_through_a_server(run, bpe, samples=8, **lies):
+    """Return the report of sampling; a server lies about some values."""
+
     async def main():
         with closing(LocalPolicy(LocalPolicySettings(model=str(bpe)))) as policy:
             server = Returns(policy)
@@ -100,7 +102,7 @@ def through_a_server(run, bpe, learn, samples=8, **lies):
             async with serving(server, under="/v1") as urls:
                 settings = {"kind": "openai", "model": server.models[0], "urls": urls, "max_tokens": 6}
                 report = await asyncio.to_thread(sampled, run, {**settings, "retry_for_s": 0}, samples)
-        await asyncio.to_thread(learn)
+        await asyncio.to_thread(train, SFTRecipe(**SFT, init_from=str(bpe)), run)
         return report
 
     return asyncio.run(main())
@@ -121,13 +123,13 @@ def trained_ids(monkeypatch):
 
 @pytest.mark.parametrize("served", [False, True])
 def test_trained_ids_are_sampled_ids_of_a_bpe_policy(bpe, tmp_path, trained_ids, served):
-    run, sft = Run.create(tmp_path / "run"), SFTRecipe(**SFT, init_from=str(bpe))
+    run = Run.create(tmp_path / "run")
     if served:
-        report = through_a_server(run, bpe, lambda: train(sft, run), samples=20)
+        report = trained_through_a_server(run, bpe, samples=20)
     else:
         format_too = {"reward": {"parts": ["ap", "format"]}}  # without it a random policy has few pairs
         report = sampled(run, {"model": str(bpe), "max_tokens": 6}, samples=20, **format_too)
-        train(sft, run)
+        train(SFTRecipe(**SFT, init_from=str(bpe)), run)
         n_targets = len(trained_ids)
         train(IPORecipe(max_steps=1, device="cpu"), run)
         assert len(trained_ids) > n_targets
@@ -153,7 +155,7 @@ def test_trained_ids_are_sampled_ids_of_a_bpe_policy(bpe, tmp_path, trained_ids,
 def test_a_server_with_another_tokenizer_is_refused_whatever_its_model_is_called(bpe, tmp_path, lies, says):
     run = Run.create(tmp_path / "run")
     with pytest.raises(TrainingError, match=says):
-        through_a_server(run, bpe, lambda: train(SFTRecipe(**SFT, init_from=str(bpe)), run), **lies)
+        trained_through_a_server(run, bpe, **lies)
     assert has_sampled_tokenizer(run, find_initial(run, str(bpe)))
     run.update(sampling={**run.manifest.sampling, "policy": {"kind": "openai", "model": "other", "urls": ["http://a"]}})
     assert not has_sampled_tokenizer(run, find_initial(run, str(bpe)))
