@@ -73,7 +73,11 @@ def test_sampled_ids_are_trained_if_they_are_the_text(tokenizer):
     system, book, author = tokenizer.convert_tokens_to_ids(["<|system|>", "book", "author"])
     assert encoded(tokenizer, "book", (system, book, END)) == [system, book, END]  # the text omits special tokens
     assert encoded(tokenizer, "book", (book, author)) == [book, END]  # a stop string removed the rest
-    for ids, says in (((author, END), "for the completion"), ((10_000,), "but the vocabulary has")):
+    for ids, says in (
+        ((author, END), "for the completion"),
+        ((END, author), "that go on after an end token"),
+        ((10_000,), "but the vocabulary has"),
+    ):
         assert encoded(tokenizer, "book", ids) == [book, END]  # another model's tokenizer
         with pytest.raises(TrainingError, match=f"question q1: the sampler sent token ids .*{says}"):
             encoded(tokenizer, "book", ids, same_tokenizer=True)

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from leret.core.types import Failure
 from leret.sampling.store.store import SamplingParams, Store
 from leret.training.data import Encoded, GroupSamples, RunSamples
-from leret.training.stored.kto import KTORecipe, examples, kto_rows
+from leret.training.stored.kto import KTO, KTORecipe, examples, kto_rows
 from tests.training.training_runs import POLICY, logp, moved, same_gradients, trl_loss
 
 ROWS = [
@@ -56,6 +56,8 @@ def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longes
 def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, baseline, scores):
     completions = examples(KTORecipe(baseline=baseline), RunSamples(run))  # rewards 1, 0.5 and 0 at 24 states
     assert Counter(example.scores[0] for example in completions) == scores
+    against = "the mean reward" if baseline == "mean" else f"a reward of {baseline}"
+    assert f"above and below {against}" in KTO.describe(KTORecipe(baseline=baseline))
     assert len({example.task_id for example in completions[:8]}) > 4, "neighbours are of other states"
     assert completions == examples(KTORecipe(baseline=baseline), RunSamples(run))
     assert completions != examples(KTORecipe(baseline=baseline, seed=1), RunSamples(run))
