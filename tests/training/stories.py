@@ -32,12 +32,8 @@ def numbers(choice):
 
 def overlaps(choice):
     """Whether a candidate has a word of the last utterance, its number of words, and one number of no use."""
-    asked = set(choice.context["utterance"].lower().replace("?", "").split()) & {
-        "film",
-        "novel",
-        "company",
-        "instrument",
-    }
+    kinds = {"film", "novel", "company", "instrument"}
+    asked = kinds & {*choice.context["utterance"].lower().replace("?", "").split()}
     rows = [[bool(asked & set(one.text.lower().split())), len(one.text.split()), i % 2]
             for i, one in enumerate(choice.candidates)]  # fmt: skip
     return ("asked", "words", "odd"), np.array(rows, np.float32)

@@ -42,7 +42,6 @@ def test_an_algorithm_in_a_users_file_trains(run, base, file):  # noqa: F811
     assert weights_of(trained) != weights_of(base)
     assert "trained with leret: REINFORCE." in (trained / "README.md").read_text()
     assert "tags: [leret, trl, REINFORCE]" in (trained / "README.md").read_text()
-    assert "scale: unknown key" not in succeeds(*command, "--set=scale=0.5")
     file.write_text((REINFORCE + ENGINE).replace("-now.logps * batch", "-2 * now.logps * batch"))
     assert "algorithm: its content has changed" in refused(*command, "--set=scale=0.5")
 

@@ -34,17 +34,9 @@ def test_the_end_token_is_the_one_that_the_template_writes(tokenizer):
     assert end_token(tokenizer, [0, 1, 5]) == 1
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        (TEMPLATE.replace("{{ '<|end|>' }}", "{{ ' .' }}"), r"'answer \.'.* a stop token \(<\|end\|>\)"),
-        (TEMPLATE.replace("m['content'] }}", "'<|system|>' + m['content'] }}"), r"'<\|system\|> answer'"),
-        (TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}"), r"'answer <\|user\|>'"),
-    ],
-)
-def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer, template, says):
-    tokenizer.chat_template = template
-    with pytest.raises(PolicyError, match=says):
+def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer):
+    tokenizer.chat_template = TEMPLATE.replace("m['content'] }}", "'<|system|>' + m['content'] }}")
+    with pytest.raises(PolicyError, match=r"'<\|system\|> answer'"):
         end_token(tokenizer, [5])
 
 
@@ -61,12 +53,11 @@ def test_an_export_has_the_rows_that_a_trainer_of_trl_reads(run, tmp_path, form,
         assert sum(row["label"] for row in rows) == 24
 
 
-PROMPT = EXAMPLE.prompt
 END = 5
 
 
 def encoded(tokenizer, text, ids=None, is_cut=False, **how):
-    example = TrainingExample("q1", PROMPT, (text,), is_cut=(is_cut,), token_ids=(ids,))
+    example = TrainingExample("q1", EXAMPLE.prompt, (text,), is_cut=(is_cut,), token_ids=(ids,))
     return TokenEncoder(tokenizer, end_token(tokenizer, [END])).encode([example], **how)[0].completions[0]
 
 
@@ -82,14 +73,18 @@ def test_sampled_ids_are_trained_if_they_are_the_text(tokenizer):
     system, book, author = tokenizer.convert_tokens_to_ids(["<|system|>", "book", "author"])
     assert encoded(tokenizer, "book", (system, book, END)) == [system, book, END]  # the text omits special tokens
     assert encoded(tokenizer, "book", (book, author)) == [book, END]  # a stop string removed the rest
-    for ids in ((author, END), (END, book), (10_000,)):
+    for ids, says in (
+        ((author, END), "for the completion"),
+        ((END, author), "that go on after an end token"),
+        ((10_000,), "but the vocabulary has"),
+    ):
         assert encoded(tokenizer, "book", ids) == [book, END]  # another model's tokenizer
-        with pytest.raises(TrainingError, match="question q1: the sampler sent token ids"):
-            encoded(tokenizer, "book", ids if ids[0] != END else (END, author), same_tokenizer=True)
+        with pytest.raises(TrainingError, match=f"question q1: the sampler sent token ids .*{says}"):
+            encoded(tokenizer, "book", ids, same_tokenizer=True)
 
 
 def test_the_digest_of_examples_covers_endings_and_ids():
-    one = TrainingExample("q1", PROMPT, ("book",))
+    one = replace(EXAMPLE, completions=("book",))
     names = {examples_digest([replace(one, **keys)]) for keys in ({}, {"is_cut": (True,)}, {"token_ids": ((7,),)})}
     assert len(names) == 3
     assert examples_digest([replace(one, is_cut=(False,), token_ids=(None,))]) == examples_digest([one])

@@ -11,24 +11,24 @@ from leret.config.policy import LocalPolicySettings
 from leret.config.training import LoraSettings
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
-from leret.policies.checkpoints import load_tokenizer, policy_directory
+from leret.policies.checkpoints import policy_directory
 from leret.policies.load import make_policy
 from leret.policies.local.chat_template import end_token
-from leret.policies.local.model import load_model, load_weights, stop_ids
+from leret.policies.local.model import load_weights, stop_ids
 from leret.policies.serving.model import write_merged
-from leret.training.algorithms import ALGORITHMS
 from leret.training.data import RunSamples, TokenEncoder
 from leret.training.model import InitialPolicy, find_initial, load_for_training
 from leret.training.stage import train
+from leret.training.stored.kto import KTORecipe, examples
 from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe
-from leret.training.stored.trainer import completion_logps
-from tests.first_steps import leret
+from tests.first_steps import refused, succeeds
 from tests.tiny import tiny_policy
 from tests.training.training_runs import changed, fail, sampled_run, trainer_of
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "logging_steps": 1, "num_train_epochs": 2}
 LORA = LoraSettings(r=4, alpha=8)
+WEIGHTS = "model.safetensors"
 SFT = SFTRecipe(**KEYS)
 IPO = IPORecipe(init_from="adapted", **KEYS)
 
@@ -55,39 +55,25 @@ def test_lora_leaves_an_adapter_that_names_its_base_and_goes_on_from_it(adapted,
     assert any(not torch.equal(value, adapter(ipo)[name]) for name, value in adapter(sft).items())
 
 
-@pytest.mark.parametrize("algorithm", ["ipo", "kto"])
-def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference(adapted, base, tmp_path, algorithm):
+def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference(adapted, base, tmp_path):
     run, sft = adapted
-    entry = ALGORITHMS[algorithm]
-    recipe = entry.settings(init_from="adapted", lora=LORA, per_device_train_batch_size=4)
+    recipe = KTORecipe(init_from="adapted", lora=LORA, per_device_train_batch_size=4)
     model, tokenizer = load_for_training(find_initial(run, "adapted"), LORA, "float32")
-    encoded = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model.generation_config))).encode(
-        entry.examples(recipe, RunSamples(run))[:8]
-    )
+    encoder = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model.generation_config)))
+    encoded = encoder.encode(examples(recipe, RunSamples(run))[:8])
     trainer = trainer_of(recipe, model, base, tmp_path, encoded)
     assert trainer.ref_model is None
-    n_adapter, n_base = (
-        sum(value.numel() for value in part.values()) for part in (adapter(sft), load_file(base / "model.safetensors"))
-    )
-    assert sum(value.numel() for value in trainer.model.parameters()) == n_base + 2 * n_adapter
-    row, prefix = trainer.train_dataset[0], {"ipo": "chosen_tokens", "kto": "completion_tokens"}[algorithm]
-    with torch.no_grad():
-        expected = float(completion_logps(model, row["prompt_tokens"], row[prefix]).sum())
-        with model.disable_adapter():
-            without = float(completion_logps(model, row["prompt_tokens"], row[prefix]).sum())
-    reference = row["ref_chosen_logps" if algorithm == "ipo" else "ref_logps"]
-    assert reference == pytest.approx(expected, rel=1e-5)
-    assert abs(expected - without) > 0.1, "the adapter must differ from its base"
+    first = adapter(sft)
+    n_base, n_adapter = (sum(map(torch.numel, part.values())) for part in (load_file(base / WEIGHTS), first))
+    assert sum(map(torch.numel, trainer.model.parameters())) == n_base + 2 * n_adapter
     trainer.train()
     after = dict(trainer.model.named_parameters())
-    moved = {name for name, value in adapter(sft).items() if not torch.equal(value, after[named(name, "default")])}
-    kept = {name for name, value in adapter(sft).items() if torch.equal(value, after[named(name, "ref")])}
-    assert moved
-    assert kept == set(adapter(sft))
-
-
-def named(name, adapter):
-    return name.replace(".weight", f".{adapter}.weight")
+    same = {
+        copy: [torch.equal(value, after[name.replace(".weight", f".{copy}.weight")]) for name, value in first.items()]
+        for copy in ("default", "ref")
+    }
+    assert all(same["ref"])
+    assert not all(same["default"])
 
 
 @pytest.mark.parametrize(("arch", "template"), [("opt", None), ("gpt2", "plain")])
@@ -102,27 +88,13 @@ def test_a_model_with_dropout_computes_in_training_as_in_evaluation(tmp_path, ar
     assert not torch.equal(drawn(input_ids=ids).logits, trained)
 
 
-def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_path):
-    _, sft = adapted
-    assert write_merged(sft.path, tmp_path / "deep/merged") <= 1e-5
-    files = {path.name for path in (tmp_path / "deep/merged").iterdir()}
-    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= files
-    assert not any("adapter" in name for name in files)
-    given = torch.arange(8, 40)[None]
-    merged, expected = (
-        load_model(path, LocalPolicySettings(device="cpu", dtype="float32")).network(input_ids=given).logits
-        for path in (tmp_path / "deep/merged", sft.path)
-    )
-    assert torch.allclose(merged, expected, atol=1e-5)
-
-
 def test_merging_is_a_command_that_overwrites_nothing(adapted, base, tmp_path):
-    code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
-    assert (code, "maximum logit difference" in out) == (0, True)
-    code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
-    assert (code, "already exists" in out) == (2, True)
-    code, out = leret("merge", base, "--out", tmp_path / "other")
-    assert (code, "is not an adapter but a full model" in " ".join(out.split())) == (2, True)
+    merge = "merge", adapted[1].path, "--out", tmp_path / "deep/merged"
+    assert "maximum logit difference" in succeeds(*merge)
+    files = {path.name for path in (tmp_path / "deep/merged").iterdir()}
+    assert {WEIGHTS, "config.json", "tokenizer.json", "chat_template.jinja"} <= files
+    assert "already exists" in refused(*merge)
+    assert "is not an adapter but a full model" in " ".join(refused("merge", base, "--out", tmp_path / "x").split())
 
 
 def test_an_adapter_that_does_not_merge_is_refused_and_leaves_nothing(adapted, tmp_path, monkeypatch):
@@ -135,9 +107,16 @@ def test_an_adapter_that_does_not_merge_is_refused_and_leaves_nothing(adapted, t
 QLORA = LoraSettings(r=4, alpha=8, quantization="nf4")
 
 
-def test_a_quantized_base_is_refused_without_a_gpu(adapted):
-    with pytest.raises(TrainingError, match=r"lora\.quantization: nf4 needs a CUDA GPU, but no GPU"):
-        load_for_training(find_initial(adapted[0], "base"), QLORA, "bfloat16")
+@pytest.mark.parametrize(
+    ("start", "lora", "says"),
+    [
+        ("base", QLORA, r"lora\.quantization: nf4 needs a CUDA GPU, but no GPU"),
+        ("adapted", LoraSettings(r=2, alpha=8), "has r 4 and alpha 8, but the recipe has r 2 and alpha 8"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_the_initial_policy_or_the_machine_is_refused(adapted, start, lora, says):
+    with pytest.raises(TrainingError, match=says):
+        load_for_training(find_initial(adapted[0], start), lora, "bfloat16")
 
 
 def test_a_quantized_base_is_loaded_in_four_bits_on_the_processs_gpu(adapted, monkeypatch):
@@ -165,11 +144,6 @@ def test_full_training_from_an_adapter_merges_it(adapted, base):
     assert moved == {name.replace(".lora_A", "") for name in names}
 
 
-def test_an_adapter_of_another_shape_is_refused(adapted):
-    with pytest.raises(TrainingError, match=r"has r 4 and alpha 8, but the recipe has r 2 and alpha 8"):
-        load_for_training(find_initial(adapted[0], "adapted"), LoraSettings(r=2, alpha=8), "float32")
-
-
 SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
 
 
@@ -194,48 +168,23 @@ def test_a_base_that_changed_since_it_was_sampled_is_refused(run):
         train(SFT, run)
 
 
-ASKED = tuple(
-    {"role": role, "content": text}
-    for role, text in (("user", "question red"), ("assistant", "query blue"), ("user", "question green"))
-)
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("gpt2") / "gpt2", "gpt2")
-
-
-@pytest.fixture
-def plain_run(tmp_path, gpt2):
-    made = sampled_run(tmp_path / "run", gpt2)
-    sampling = made.manifest.sampling
-    made.update(sampling={**sampling, "policy": {**sampling["policy"], "template": "plain"}})
-    return made
-
-
 def sampled(directory, template):
-    request = Request(ASKED, seeds=(1, 2, 3), temperature=1.0, max_tokens=8)
+    roles = ("user", "question red"), ("assistant", "query blue"), ("user", "question green")
+    messages = tuple({"role": role, "content": text} for role, text in roles)
+    request = Request(messages, seeds=(1, 2, 3), temperature=1.0, max_tokens=8)
     with closing(make_policy(LocalPolicySettings(model=str(directory), template=template, device="cpu"))) as policy:
         return [completion.text for completion in asyncio.run(policy.complete(request))]
 
 
-def test_plain_is_the_texts_of_the_messages_by_lines(gpt2):
-    tokenizer = load_tokenizer(gpt2, "plain")
-    how = {"tokenize": False, "add_generation_prompt": True}
-    prompt = tokenizer.apply_chat_template(list(ASKED), **how)
-    assert prompt == "question red\nquery blue\nquestion green\n"
-    answer = {"role": "assistant", "content": "query sun"}
-    assert tokenizer.apply_chat_template([*ASKED, answer], tokenize=False) == f"{prompt}query sun<|end|>"
-
-
-def test_a_template_is_asked_for_and_none_is_replaced(gpt2, base):
+def test_gpt2_is_trained_with_the_template_that_it_is_asked_for_and_opens_again(tmp_path, base):
+    gpt2 = tiny_policy(tmp_path / "gpt2", "gpt2")
     with pytest.raises(PolicyError, match=r"no chat template.*set policy\.template: plain"):
         sampled(gpt2, None)
     with pytest.raises(PolicyError, match=r"remove policy\.template"):
         sampled(base, "plain")
-
-
-def test_gpt2_is_trained_on_what_it_samples_and_opens_again(plain_run, gpt2):
+    plain_run = sampled_run(tmp_path / "run", gpt2)
+    sampling = plain_run.manifest.sampling
+    plain_run.update(sampling={**sampling, "policy": {**sampling["policy"], "template": "plain"}})
     before = sampled(gpt2, "plain")
     assert len(set(before)) == 3
     sft = train(SFTRecipe(**KEYS | {"num_train_epochs": 1}), plain_run)

@@ -31,11 +31,13 @@ from tests.training.training_runs import job_in, world_recipe
 ANSWERING, MIXED = f"{ROOT}/tests/optimize/fakes.py:Answering", f"{stories.__file__}:Mixed"
 
 
-@pytest.fixture(scope="module", params=["auto", "final"])
-def sampled(request, tmp_path_factory):
-    run = Run.create(tmp_path_factory.mktemp(request.param) / "run")
-    assert sample(several(credit=request.param), run).pairs > 0
-    return request.param, run
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """Runs by how their samples are credited."""
+    runs = {credit: Run.create(tmp_path_factory.mktemp(credit) / "run") for credit in ("auto", "final")}
+    for credit, run in runs.items():
+        assert sample(several(credit=credit), run).pairs > 0
+    return runs
 
 
 def predictors(run, examples):
@@ -46,17 +48,16 @@ def predictors(run, examples):
 
 @pytest.mark.parametrize("recipe", [SFTRecipe, IPORecipe, KTORecipe])
 def test_samples_of_the_named_predictors_alone_are_trained(sampled, recipe):
-    credit, run = sampled
-    named = job_in(recipe(predictors=("write",), require_spread=False) if recipe is SFTRecipe else
-                     recipe(predictors=("write",)), run)  # fmt: skip
-    assert predictors(run, named.inputs) == {"write"}
-    missing = ("answer", "gone") if credit == "auto" else ("gone",)  # under auto nothing is learnt at answer
-    with pytest.raises(TrainingError, match=rf"predictors: the run has no samples of {', '.join(missing)}; choose"):
-        job_in(recipe(predictors=("write", *missing)), run)
+    run = sampled["auto"]
+    assert predictors(run, job_in(recipe(predictors=("write",)), run).inputs) == {"write"}
+    # under auto nothing is learnt at answer
+    with pytest.raises(TrainingError, match="predictors: the run has no samples of answer, gone; choose"):
+        job_in(recipe(predictors=("write", "answer", "gone")), run)
 
 
-def test_pairs_of_credit_final_compare_what_whole_programs_came_to(sampled):
-    credit, run = sampled
+@pytest.mark.parametrize("credit", ["auto", "final"])
+def test_pairs_of_credit_final_compare_what_whole_programs_came_to(sampled, credit):
+    run = sampled[credit]
     with Store(run.store, read_only=True) as store:
         writes = [group for group in store.finished(run.manifest.policy_digest) if group.state.predictor == "write"]
     for one in (one for group in writes for one in group.samples if one.reward is not None):
@@ -67,7 +68,7 @@ def test_pairs_of_credit_final_compare_what_whole_programs_came_to(sampled):
 
 
 def test_rounds_sample_the_named_predictors_and_credit_steps_the_end_or_both(sampled):
-    run, found = sampled[1], {}
+    run, found = sampled["final"], {}
     with Environment.open(run) as environment, closing(make_policy(environment.recipe.policy)) as policy:
         for credit in ("step", "final", "both"):
             reward = RewardSettings(parts={"recall": 1.0, "steps": 0.5})  # 0 at the first LM call, -0.5 at the end
@@ -84,24 +85,21 @@ def test_rounds_sample_the_named_predictors_and_credit_steps_the_end_or_both(sam
     assert both.rewards.tolist() == pytest.approx(torch.lerp(step.rewards, final.rewards, weight).tolist())
 
 
-def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled):
-    run = sampled[1]
-    examples = job_in(SFTRecipe(targets="answer"), run).inputs
-    answers = {task.id: task.answers[0] for task in Environment.open(run).tasks()}
-    assert predictors(run, examples) == {"answer"}
-    assert {example.completions for example in examples} <= {(answer,) for answer in answers.values()}
-    assert all(example.completions == (answers[example.task_id],) for example in examples)
+def test_targets_are_reference_answers_or_starts_of_gold_documents(sampled):
+    run = sampled["final"]
+    with Environment.open(run) as environment:
+        tasks = environment.tasks()
+        answers = {task.id: task.answers[0] for task in tasks}
+        starts = {task.id: " ".join(environment.corpus[task.gold[0]].text.split()[:5]) for task in tasks}
+    for predictor, expected, keys in (
+        ("answer", answers, {"targets": "answer"}),
+        ("write", starts, {"targets": "document", "field": "query", "max_words": 5}),
+    ):
+        examples = job_in(SFTRecipe(**keys), run).inputs
+        assert predictors(run, examples) == {predictor}
+        assert all(example.completions == (expected[example.task_id],) for example in examples)
     with pytest.raises(TrainingError, match=r"writes only 'story' \(write writes query; answer writes answer\)"):
         job_in(SFTRecipe(targets="answer", field="story"), run)
-
-
-def test_the_start_of_the_gold_document_is_the_target_of_a_predictor_that_writes_queries(sampled):
-    run = sampled[1]
-    examples = job_in(SFTRecipe(targets="document", field="query", max_words=5), run).inputs
-    with Environment.open(run) as environment:
-        texts = {task.id: environment.corpus[task.gold[0]].text for task in environment.tasks()}
-    assert predictors(run, examples) == {"write"}
-    assert all(example.completions == (" ".join(texts[example.task_id].split()[:5]),) for example in examples)
     with pytest.raises(TrainingError, match=r"targets: document needs .* gold documents \(\d+ of \d+ have one\)"):
         job_in(SFTRecipe(targets="document", field="story"), run)
 
@@ -115,7 +113,12 @@ GREEDY = {"model": "agent", "temperature": 0.0, "max_tokens": 6}
 
 def test_each_predictor_may_have_its_own_policy(tmp_path):
     run = Run.create(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"policies\.reply: .* available in the program: write, answer"):
+        sample(several(reply=GREEDY), run)
     sample(several(answer=GREEDY), run)
+    assert sample(several(answer={**GREEDY, "device": "cpu"}), run).new_samples == 0
+    with pytest.raises(RunError, match=r"policies\.answer\.max_tokens: 6 in the run, 7"):
+        sample(several(answer={**GREEDY, "max_tokens": 7}), run)
     with Store(run.store, read_only=True) as store:
         groups = {name: [g for g in store.groups() if g.state.predictor == name] for name in ("write", "answer")}
         [policy] = {group.policy_digest for group in store.groups()}
@@ -131,16 +134,6 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
         job_in(IPORecipe(predictors=("write", "answer")), run)
     with pytest.raises(TrainingError, match="pick trains a picker, but no predictor"):
         job_in(PickRecipe(), run)
-
-
-def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
-    run = Run.create(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"policies\.reply: .* available in the program: write, answer"):
-        sample(several(reply=GREEDY), run)
-    sample(several(answer=GREEDY), run)
-    assert sample(several(answer={**GREEDY, "device": "cpu"}), run).new_samples == 0
-    with pytest.raises(RunError, match=r"policies\.answer\.max_tokens: 6 in the run, 7"):
-        sample(several(answer={**GREEDY, "max_tokens": 7}), run)
 
 
 def test_a_program_that_writes_and_picks_is_trained_part_by_part(tmp_path):

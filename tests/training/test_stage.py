@@ -8,6 +8,7 @@ from leret.config.training import TrainingRecipe
 from leret.core.errors import RunError, TrainingError
 from leret.training import stage
 from leret.training.stage import _check_same, estimate, train
+from leret.training.stored.kto import KTORecipe
 from leret.training.stored.preference import DPORecipe, IPORecipe
 from leret.training.stored.sft import SFTRecipe
 from leret.training.stored.trainer import TRLEngine
@@ -82,7 +83,12 @@ def test_another_dspy_than_at_sampling_is_a_warning(run, caplog):
 
 def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     run = sampled_run(tmp_path / "run", base, spread=False)
-    for recipe, says in ((SFT, "no state has samples that differ in reward"), (DPO, r"train\.parquet holds no pair")):
+    for recipe, says in (
+        (SFT, "no state has samples that differ in reward"),
+        (DPO, r"train\.parquet holds no pair"),
+        (KTORecipe(), "0 desirable and 0 undesirable completions, and KTO needs both kinds"),
+        (KTORecipe(baseline=-1), r"desirable and 0 undesirable completions, and KTO needs both kinds"),
+    ):
         with pytest.raises(TrainingError, match=says):
             train(recipe, run)
     assert estimate(changed(SFT, require_spread=False), run).examples == 24

@@ -1,4 +1,5 @@
 import json
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pytest
@@ -7,39 +8,32 @@ from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import DataError, RetrievalError, TrainingError
 from leret.core.runs import Run
-from leret.core.types import Failure, Rollout, digest
+from leret.core.types import Failure, Rollout
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.training.stage import train, train_job
-from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe
 from leret.training.validation import open_validation
 from tests.evaluation.eval_fakes import asks
 from tests.sampling.fakes import ROOT
-from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, record, sampled_run, weights_of
+from tests.training.training_runs import Stopper, changed, interrupt, job_in, record, sampled_run, weights_of
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 5, "logging_steps": 2, "eval_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
-IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)
-PROMPTS = ("the red book", "question: who wrote the song ?", "new york city")
 
 
 @dataclass(frozen=True)
 class Scribble:
-    figures: tuple[float, ...] = ()  # in place of it, by the step
+    figures: tuple[float, ...]  # by step
+    ids = frozenset()
 
     def run_model(self, model, tokenizer, step):
-        policy = LocalPolicy.over(model, tokenizer, name="scribble", digest=str(step))
-        asked = [Request(({"role": "user", "content": text},), (0,), 0.0, 8) for text in PROMPTS]
-        texts = [completion.text for [completion] in policy.complete_many(asked)]
-        policy.close()
-        drawn = int(digest(texts)[:4], 16) / 16**4
-        return {"eval_recall": self.figures[step // 2] if self.figures else drawn, "eval_unparsed": 0.0}
-
-    ids = frozenset()
+        with closing(LocalPolicy.over(model, tokenizer, name="scribble", digest=str(step))) as policy:
+            policy.complete_many([Request(({"role": "user", "content": "the red book"},), (0,), 1.0, 8)])
+        return {"eval_recall": self.figures[step // 2], "eval_unparsed": 0.0}
 
 
 def job_of(run, recipe, *figures):
@@ -57,7 +51,7 @@ def curve(result):
 
 
 def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
-    last, _ = trained(sampled_run(tmp_path / "other", base), changed(SFT, eval_steps=None))
+    last = weights_of(train(changed(SFT, eval_steps=None), sampled_run(tmp_path / "other", base)).path)
     weights, result = trained(run, SFT, 0.5, 0.5, 0.4, 0.7, 0.6, 0.5, 0.7)
     assert curve(result) == [(0, 0.5), (2, 0.5), (4, 0.4), (6, 0.7), (8, 0.6), (10, 0.5), (12, 0.7)]
     assert (result["best_step"], result["steps"]) == (6, 12)
@@ -67,22 +61,16 @@ def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
     assert increasing == last, "a validation changes no weight"
 
 
-def test_a_stopped_training_keeps_the_same_best_step_and_bits(run, tmp_path, base):
-    expected, whole = trained(sampled_run(tmp_path / "straight", base), IPO)
-    with pytest.raises(ZeroDivisionError):
-        trained(run, IPO, progress=Stopper(9, fail))
-    weights, result = trained(run, IPO)
-    assert weights == expected
-    assert (result["best_step"], curve(result)) == (whole["best_step"], curve(whole))
-
-
-def test_an_interrupted_training_in_a_moved_run_keeps_its_best(run, tmp_path):
+def test_a_stopped_training_in_a_moved_run_keeps_its_best_step_and_bits(run, tmp_path, base):
     figures = (0.5, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1)
+    expected, whole = trained(sampled_run(tmp_path / "straight", base), SFT, *figures)
     with pytest.raises(KeyboardInterrupt):
         trained(run, SFT, *figures, progress=Stopper(6, interrupt))
     moved = Run(run.path.rename(tmp_path / "moved"))
-    _, result = trained(moved, SFT, *figures)
+    weights, result = trained(moved, SFT, *figures)
+    assert weights == expected
     assert result["best_step"] == 2
+    assert curve(result) == curve(whole) == [*zip(range(0, 13, 2), figures, strict=True)]
 
 
 @pytest.fixture(scope="module")

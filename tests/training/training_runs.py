@@ -7,7 +7,6 @@ import os
 import random
 import signal
 from contextlib import suppress
-from importlib import import_module
 
 import torch
 from safetensors.torch import load_file
@@ -47,20 +46,16 @@ def crash(run, recipe, step):
         raise AssertionError("the training ended")
 
 
-def kill_run(run, module, recipe, step):
-    """Train in another process, killed at ``step``; a fork server imports the libraries for all of them once."""
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([__name__, "datasets", "transformers.trainer"])
-    process = processes.Process(target=_train_until_killed, args=(run.path, module, recipe, step, {**os.environ}))
+def kill_run(run, recipe, step):
+    """Train in another process, killed at ``step``."""
+    process = multiprocessing.get_context("spawn").Process(target=_train_until_killed, args=(run.path, recipe, step))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
 
 
-def _train_until_killed(path, module, recipe, step, environment):
-    os.environ.update(environment)
-    stopper = Stopper(step, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    train(getattr(import_module(module), recipe), Run.open(path), progress=stopper)
+def _train_until_killed(path, recipe, step):
+    train(recipe, Run.open(path), progress=Stopper(step, lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
 def record(report):
@@ -98,11 +93,18 @@ class Stopper(Progress):
             self.what()
 
 
-def moved(model, scale=0.05):
-    other, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
+def nudge(model, scale=0.02, seed=1):
+    """Add noise to the weights that are trained."""
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(scale * torch.randn(weight.shape, generator=generator))
+
+
+def moved(model, scale=0.05):
+    other = copy.deepcopy(model)
+    nudge(other, scale)
     return other
 
 

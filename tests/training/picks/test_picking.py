@@ -17,10 +17,11 @@ PQN = PQNRecipe(
 
 
 def test_a_training_that_goes_on_after_a_crash_ends_in_the_same_bits(picking_run):
-    crash(picking_run, PQN, 5)
-    resumed = train(PQN, picking_run)
+    recipe = changed(PQN, max_steps=12)
+    crash(picking_run, recipe, 5)
+    resumed = train(recipe, picking_run)
     assert resumed.resumed_from == 4
-    assert bits(resumed) == bits(train(changed(PQN, name="straight"), picking_run))
+    assert bits(resumed) == bits(train(changed(recipe, name="straight"), picking_run))
 
 
 def test_a_training_goes_on_from_a_trained_picker(picking_run):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from aiohttp import web
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import PolicyError, TrainingError
@@ -20,9 +20,9 @@ from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
 from tests.http.servers import Served, serving
 from tests.policies.servers import refusal
-from tests.tiny import TEMPLATE, tiny_policy
-from tests.training.rounds.test_update import batch, make, nudge, same_gradients, trl_inputs
-from tests.training.training_runs import ONLINE, log, weights_of
+from tests.tiny import tiny_policy
+from tests.training.rounds.test_update import batch, make, same_gradients, trl_inputs, trl_trainer
+from tests.training.training_runs import ONLINE, log, nudge, weights_of
 
 TRL_BETAS = {"forward": 0.0, "reverse": 1.0, "jsd": 0.3}
 
@@ -49,37 +49,18 @@ def rows_of(model, sequences):
         yield logits.log_softmax(-1), torch.tensor(completion)
 
 
-def outputs(logits, ids=None):
-    """Return the outputs of a teacher at the tokens ``ids``."""
-    ids = torch.zeros(logits.shape[:2], dtype=torch.long) if ids is None else torch.tensor(ids)
-    return Forward(logits, logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0], None)
+def outputs(logits):
+    """Return the outputs of a teacher at tokens 0."""
+    return Forward(logits, logits.log_softmax(-1)[..., 0], None)
 
 
-def oracle(model, teacher, sequences, taught_sequences, divergence):
-    """Equation 1 of arXiv 2306.13649, token by token in float64."""
-    losses = []
-    for (p, _), (q, _) in zip(rows_of(model, sequences), rows_of(teacher, taught_sequences), strict=True):
-        q = q.detach()
-        if divergence == "reverse":
-            losses.append((p.exp() * (p - q)).sum(-1))
-        elif divergence == "forward":
-            losses.append((q.exp() * (q - p)).sum(-1))
-        else:
-            m = (0.3 * q.exp() + 0.7 * p.exp()).log()
-            losses.append(0.3 * (q.exp() * (q - m)).sum(-1) + 0.7 * (p.exp() * (p - m)).sum(-1))
-    return torch.cat(losses).mean()
-
-
-@pytest.mark.parametrize("divergence", TRL_BETAS)
-@pytest.mark.parametrize(("size", "own_prompts"), [(64, False), (4, True)])
-def test_loss_and_gradient_equal_the_float64_oracle(base, divergence, size, own_prompts):
-    update, model, teacher = taught(base, DistillRecipe(divergence=divergence, jsd_beta=0.3), size)
-    prompts = [[3, 20 + i, 4] for i in range(6)] if own_prompts else None
-    completions = given(teacher_prompts=prompts)
-    shown = completions.sequences
-    if prompts:
-        shown = [(prompt, ids) for prompt, (_, ids) in zip(prompts, shown, strict=True)]
-    expected = oracle(model, teacher, completions.sequences, shown, divergence)
+def test_a_reverse_kl_with_the_teachers_own_prompts_is_the_papers_in_float64(base):
+    update, model, teacher = taught(base, DistillRecipe(divergence="reverse"), size=4)
+    completions = given(teacher_prompts=[[3, 20 + i, 4] for i in range(6)])
+    shown = [(prompt, ids) for prompt, (_, ids) in zip(completions.teacher_prompts, completions.sequences, strict=True)]
+    pairs = zip(rows_of(model, completions.sequences), rows_of(teacher, shown), strict=True)
+    losses = [(p.exp() * (p - q.detach())).sum(-1) for (p, _), (q, _) in pairs]  # equation 1 of arXiv 2306.13649
+    expected = torch.cat(losses).mean()
     expected.backward()
     figures = update.step(completions)
     assert figures["loss"] == pytest.approx(float(expected.detach()), abs=1e-6)
@@ -90,19 +71,9 @@ def test_loss_and_gradient_equal_the_float64_oracle(base, divergence, size, own_
 
 @pytest.mark.parametrize("divergence", TRL_BETAS)
 def test_one_update_is_that_of_trls_distillation_trainer(base, tmp_path, divergence):
-    from datasets import Dataset
-    from trl import DistillationConfig, DistillationTrainer
-
     update, model, teacher = taught(base, DistillRecipe(divergence=divergence, jsd_beta=0.3))
-    config = DistillationConfig(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], beta=TRL_BETAS[divergence],
-        per_device_train_batch_size=2,
-    )  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
-    trainer = DistillationTrainer(
-        model=model, teacher_model=teacher, args=config, processing_class=tokenizer,
-        train_dataset=Dataset.from_list([{"prompt": "a"}] * 2),
-    )  # fmt: skip
+    more = {"teacher_model": teacher}
+    trainer = trl_trainer(base, tmp_path, "Distillation", model, more, beta=TRL_BETAS[divergence])
     completions = given()
     expected, *_ = trainer._compute_loss(trainer.model, trl_inputs(completions), completions.mask.sum())
     expected.backward()
@@ -123,27 +94,6 @@ def test_the_sampled_estimate_has_the_policy_gradient_of_the_teachers_log_ratio(
     figures = update.step(completions)
     assert figures["divergence"] == pytest.approx(float(torch.cat(values).mean()), abs=1e-6)
     same_gradients(update, model)
-
-
-def test_the_sampled_gradient_is_that_of_the_full_reverse_kl_on_average():
-    teacher = torch.tensor([0.3, -1.0, 0.5]).double()
-    logits = torch.tensor([1.0, 0.2, -0.4], requires_grad=True, dtype=torch.double)
-    gradients = {}
-    probabilities = logits.detach().softmax(-1)
-    for estimator in ("full", "sampled"):
-        total = torch.zeros(3).double()
-        for token in range(3):  # all completions of one token, weighted by their probability
-            made = RolloutBatch.of([([3], [token])], torch.tensor([0]))
-            made = replace(made, mask=made.mask.double(), advantages=made.advantages.double())
-            logps = logits.log_softmax(-1)[token].view(1, 1)
-            whole = replace(made, imitation=made.mask, old_logps=logps.detach()).counted(None, False)
-            now = Forward(logits.view(1, 1, 3), logps, None, teacher=outputs(teacher.view(1, 1, 3), [[token]]))
-            value = loss(DistillRecipe(estimator=estimator), whole, now, 0.0)["loss"]
-            [gradient] = torch.autograd.grad(value, logits)
-            total += probabilities[token] * gradient
-        gradients[estimator] = total
-    assert gradients["full"].abs().max() > 0.1
-    assert torch.allclose(gradients["full"], gradients["sampled"], atol=1e-12)
 
 
 def test_the_mask_imitates_below_the_best_reward_and_reinforces_the_best():
@@ -189,21 +139,25 @@ def test_a_token_of_probability_0_gives_a_finite_loss():
         assert gradient.isfinite().all()
 
 
+BIG = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
 SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16}
 
 
-@pytest.mark.parametrize("keys", [{}, {"estimator": "sampled", "num_mini_batches": 2}], ids=str)
-def test_a_run_becomes_a_student_of_its_teacher(run, base, tmp_path, keys):
-    teacher = AutoModelForCausalLM.from_pretrained(base)
-    nudge(teacher, 0.1)
-    path = tiny_policy(tmp_path / "teacher")
-    teacher.save_pretrained(path)
-    report = train(DistillRecipe(**SMALL, teacher=str(path), **keys), run)
+@pytest.fixture
+def teacher(base, tmp_path):
+    """Another policy with the student's tokenizer, and its directory."""
+    model, path = AutoModelForCausalLM.from_pretrained(base).eval(), tiny_policy(tmp_path / "teacher")
+    nudge(model, 0.1)
+    model.save_pretrained(path)
+    return model, str(path)
+
+
+def test_a_run_becomes_a_student_of_its_teacher(run, base, teacher):
+    report = train(DistillRecipe(**SMALL, teacher=teacher[1]), run)
     assert weights_of(report.path) != weights_of(base)
     entries = log(report)
     assert {"reward", "distill/divergence", "distill/share", "loss"} <= entries[0].keys()
-    if not keys:
-        assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
+    assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
 
 
 def test_a_teacher_that_cannot_teach_the_student_is_refused(run, monkeypatch):
@@ -213,6 +167,8 @@ def test_a_teacher_that_cannot_teach_the_student_is_refused(run, monkeypatch):
         train(DistillRecipe(**SMALL), run)
     with pytest.raises(TrainingError, match="has the student's weights"):
         train(DistillRecipe(**SMALL, teacher="base"), run)
+    with pytest.raises(TrainingError, match=r"temperature 0\.7: a teacher on a server .* set temperature: 1\.0"):
+        train(DistillRecipe(**SMALL, temperature=0.7, teacher=BIG, estimator="sampled"), run)
     load = distill.load_for_training
     other = SimpleNamespace(get_vocab=lambda: {"a": 0})
     monkeypatch.setattr(distill, "load_for_training", lambda *given: (load(*given)[0], other))
@@ -220,33 +176,10 @@ def test_a_teacher_that_cannot_teach_the_student_is_refused(run, monkeypatch):
         train(DistillRecipe(**SMALL, teacher="base", hint="gold"), run)
 
 
-def test_a_student_that_sees_hints_teaches_itself_without_them(run, monkeypatch):
-    rounds = []
-    learn = WriterLearner.learn
-    monkeypatch.setattr(WriterLearner, "learn", lambda self, *given: rounds.append(given[0]) or learn(self, *given))
-    report = train(DistillRecipe(**SMALL, teacher="self", hint="gold"), run)
-    entries = log(report)
-    assert all(entry["hint/shown"] > 0 for entry in entries)
-    assert any(entry["distill/divergence"] > 0 for entry in entries)
-    different = 0
-    for sampled in rounds:
-        for (prompt, _), hinted in zip(sampled.sequences, sampled.teacher_prompts, strict=True):
-            assert len(hinted) >= len(prompt)
-            different += len(hinted) > len(prompt)
-    assert different > 0, "only the teacher's prompt has the hint"
-
-
-def test_a_hint_that_leaves_no_room_for_the_completion_is_withheld(run, tmp_path, monkeypatch):
-    path = tiny_policy(tmp_path / "gpt2", arch="gpt2")
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(path)
-    config = GPT2Config.from_pretrained(path)
-    config.n_positions = 96
-    torch.manual_seed(0)
-    GPT2LMHeadModel(config).save_pretrained(path)
-    lengths = []
-    learn = WriterLearner.learn
+def test_only_the_teachers_prompt_has_a_hint_which_leaves_room_for_the_completion(run, tmp_path, monkeypatch):
+    path = tiny_policy(tmp_path / "small")
+    AutoModelForCausalLM.from_pretrained(path, max_position_embeddings=80).save_pretrained(path)
+    lengths, learn = [], WriterLearner.learn
 
     def learn_from(self, sampled, number):
         for (prompt, completion), hinted in zip(sampled.sequences, sampled.teacher_prompts, strict=True):
@@ -254,12 +187,12 @@ def test_a_hint_that_leaves_no_room_for_the_completion_is_withheld(run, tmp_path
         return learn(self, sampled, number)
 
     monkeypatch.setattr(WriterLearner, "learn", learn_from)
-    train(DistillRecipe(**SMALL, init_from=str(path), teacher="self", hint="gold"), run)
-    assert max(total for *_, total in lengths) <= 96
-    assert len({hinted > prompt for prompt, hinted, _ in lengths}) == 2
-
-
-BIG = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
+    entries = log(train(DistillRecipe(**SMALL, init_from=str(path), teacher="self", hint="gold"), run))
+    assert all(entry["hint/shown"] > 0 for entry in entries)
+    assert any(entry["distill/divergence"] > 0 for entry in entries)
+    assert max(total for *_, total in lengths) <= 80
+    assert {hinted - prompt > 0 for prompt, hinted, _ in lengths} == {True, False}
+    assert all(hinted >= prompt for prompt, hinted, _ in lengths)
 
 
 @pytest.mark.parametrize(
@@ -308,19 +241,14 @@ def with_server(server, work, **keys):
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("hint", [None, "gold"])
-def test_a_run_learns_from_a_server_what_it_learns_from_the_same_teacher_in_process(run, base, tmp_path, hint):
-    teacher = AutoModelForCausalLM.from_pretrained(base)
-    nudge(teacher, 0.1)
-    path = tiny_policy(tmp_path / "teacher")
-    teacher.save_pretrained(path)
-    keys = {**SMALL, "max_steps": 2, "estimator": "sampled", "hint": hint}
-    server = Vllm(teacher.eval(), AutoTokenizer.from_pretrained(base))
-
-    def learn(section):
-        return train(DistillRecipe(**keys, name="served", teacher=section), run)
-
-    reports = [with_server(server, learn), train(DistillRecipe(**keys, teacher=str(path)), run)]
+def test_a_run_learns_from_a_server_what_it_learns_from_the_same_teacher_in_process(run, base, teacher):
+    model, path = teacher
+    keys = {**SMALL, "max_steps": 2, "estimator": "sampled", "hint": "gold"}
+    server = Vllm(model, AutoTokenizer.from_pretrained(base))
+    reports = [
+        with_server(server, lambda section: train(DistillRecipe(**keys, name="served", teacher=section), run)),
+        train(DistillRecipe(**keys, teacher=path), run),
+    ]
     assert "from big" in (reports[0].path / "README.md").read_text()
     for served, local in zip(*map(log, reports), strict=True):
         assert served.keys() == local.keys()
@@ -347,28 +275,26 @@ def test_a_run_learns_from_a_server_what_it_learns_from_the_same_teacher_in_proc
     ids=["short", "missing", "no value", "not finite", "another token"],
 )
 def test_wrong_answers_of_a_teacher_are_refused(base, message, change):
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    server = Vllm(AutoModelForCausalLM.from_pretrained(base), tokenizer, change)
     with pytest.raises((TrainingError, PolicyError), match=rf"http://127\.0\.0\.1:\d+/v1.*{message}"):
-        scores_of(server, [([3, 4], [5, 6, 7, 8])])
+        scores_of(base, [5, 6, 7, 8], change)
 
 
 def edited(row, **keys):
     return {token: scored | keys for token, scored in row.items()}
 
 
-def scores_of(server, sequences, **keys):
-    work = lambda section: ServedTeacher(OpenAIPolicySettings(**section), server.tokenizer).score(sequences)  # noqa: E731
-    return with_server(server, work, **keys)
+def scores_of(base, completion, change=lambda table: table, faults=None, **keys):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    server = Vllm(AutoModelForCausalLM.from_pretrained(base), tokenizer, change, faults)
+    score = lambda section: ServedTeacher(OpenAIPolicySettings(**section), tokenizer).score([([3, 4], completion)])  # noqa: E731
+    return with_server(server, score, **keys)
 
 
 def test_a_teacher_that_does_not_answer_or_does_not_know_a_token_is_named(base):
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    model = AutoModelForCausalLM.from_pretrained(base)
     with pytest.raises(PolicyError, match=r"did not answer within 0\.2 s"):
-        scores_of(Vllm(model, tokenizer, faults=["stall"]), [([3], [4])], timeout_s=0.2)
+        scores_of(base, [5], faults=["stall"], timeout_s=0.2)
     with pytest.raises(PolicyError, match=r"Token id \d+ is out of vocabulary.*fix teacher\.urls"):
-        scores_of(Vllm(model, tokenizer), [([3], [10**6])])
+        scores_of(base, [10**6])
 
 
 def test_a_part_of_a_character_may_be_shown_in_any_way():
@@ -379,8 +305,3 @@ def test_a_part_of_a_character_may_be_shown_in_any_way():
     answer = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -1.0, "decoded_token": "\u00e9"}}]}]}
     served = ServedTeacher(OpenAIPolicySettings(model="big", urls=["http://a"]), Bytes())
     assert served._logps([4], [5], SimpleNamespace(url="http://a", json=answer)) == [-1.0]
-
-
-def test_a_served_teacher_has_log_probabilities_of_temperature_1(base, run):
-    with pytest.raises(TrainingError, match=r"temperature 0\.7: a teacher on a server .* set temperature: 1\.0"):
-        train(DistillRecipe(**SMALL, temperature=0.7, teacher=BIG, estimator="sampled"), run)

@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM
 from leret.rollouts.rounds import Sampled
 from leret.training.rounds import ppo
 from leret.training.rounds.ppo import PPORecipe
-from tests.training.rounds.test_update import batch, make, nudge, same_gradients
+from tests.training.rounds.test_update import batch, make, same_gradients
+from tests.training.training_runs import nudge
 
 
 def ppo_oracle(model, head, given, scores, old_logps, old_values, reference):
@@ -32,8 +33,10 @@ def ppo_oracle(model, head, given, scores, old_logps, old_values, reference):
     returns = advantages + old_values
     advantages = (advantages - advantages.mean()) * torch.rsqrt(advantages.var() + 1e-8)
     near = torch.clamp(value, old_values - 0.2, old_values + 0.2)
+    assert 0 < (near != value).sum() < value.numel()
     of_values = 0.5 * torch.maximum((value - returns) ** 2, (near - returns) ** 2).mean()
     ratio = (new - old_logps).exp()
+    assert 0 < (ratio != ratio.clamp(0.8, 1.2)).sum() < ratio.numel()
     of_policy = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)).mean()
     return of_policy + 0.1 * of_values, of_policy, of_values
 
@@ -50,7 +53,7 @@ def test_one_update_of_ppo_is_that_of_trl_1_12(base):
     scores = torch.tensor([1.0, 0.5, 0.0, -3.5, 5.0, 0.25])
     parts = Sampled(given.sequences, given.groups, scores, scores[:, None], {})
     given = ppo.advantages(recipe, parts, given, recipe.beta)
-    nudge(update.model, 0.01, seed=4)
+    nudge(update.model, 0.1, seed=4)
     found = update.step(given)
 
     model = AutoModelForCausalLM.from_pretrained(base).double()

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForCausalLM
 
 from leret.config.training import LoraSettings
@@ -15,6 +16,7 @@ from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.ppo import PPORecipe
 from leret.training.rounds.rloo import RLOORecipe
 from leret.training.rounds.update import Reference, RolloutBatch, Update, load_trainable
+from tests.training.training_runs import nudge
 
 PROMPTS = ([3, 20, 21, 22, 4], [3, 30, 31, 32, 33, 34, 35, 4])
 
@@ -40,40 +42,35 @@ def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0):
     return replace(plain, advantages=torch.tensor([1.0, -0.5, 0.2, -1.0, 0.7, 0.3])[:, None] * plain.mask)
 
 
-def nudge(model, scale=0.02, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight.add_(scale * torch.randn(weight.shape, generator=generator))
-
-
 def trl_inputs(given):
     """As TRL's trainers hold a batch: prompts padded at the left, completions at the right."""
-    left, right = (max(len(pair[side]) for pair in given.sequences) for side in (0, 1))
-    prompts = [([0] * (left - len(ids)) + ids, len(ids)) for ids, _ in given.sequences]
+    prompts, completions = ([torch.tensor(pair[side]) for pair in given.sequences] for side in (0, 1))
+    prompt_ids = pad_sequence(prompts, batch_first=True, padding_side="left")
     return {
-        "prompt_ids": torch.tensor([ids for ids, _ in prompts]),
-        "prompt_mask": torch.tensor([[0] * (left - n) + [1] * n for _, n in prompts]),
-        "completion_ids": torch.tensor([ids + [0] * (right - len(ids)) for _, ids in given.sequences]),
+        "prompt_ids": prompt_ids,
+        "prompt_mask": (prompt_ids > 0).long(),
+        "completion_ids": pad_sequence(completions, batch_first=True),
         "completion_mask": given.mask.long(),
         "advantages": given.advantages[:, 0],
         "num_items_in_batch": given.mask.sum(),
     }
 
 
-def trl_trainer(path, tmp_path, kind, model, **keys):
+def trl_trainer(path, tmp_path, kind, model, more=None, **keys):
     import trl
     from datasets import Dataset
 
+    if more is None:
+        more = {"reward_funcs": lambda **_: [0.0]}
+        keys["num_generations"] = 2
     config = getattr(trl, f"{kind}Config")(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], num_generations=2,
-        per_device_train_batch_size=2, **keys,
-    )  # fmt: skip
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=2, **keys
+    )
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    rows = Dataset.from_list([{"prompt": "a"}] * 2)
     trainer = getattr(trl, f"{kind}Trainer")(
-        model=model, reward_funcs=lambda **_: [0.0], args=config,
-        train_dataset=Dataset.from_list([{"prompt": "a"}] * 2), processing_class=AutoTokenizer.from_pretrained(path),
-    )  # fmt: skip
+        model=model, args=config, train_dataset=rows, processing_class=tokenizer, **more
+    )
     trainer.current_gradient_accumulation_steps = 1
     return trainer
 
@@ -152,36 +149,26 @@ def test_the_reference_of_an_adapter_is_the_initial_policy_without_a_second_base
     assert all("lora" in name for name in update.trainable_parameters())
 
 
-def with_sampler(update, given, shift):
-    """The batch as a sampler sees it: each token's log-probability is lower by ``shift``, and the last is not sent."""
+@pytest.mark.parametrize(
+    ("shift", "temperature", "evaluated"), [(0.1, 1.0, True), (0.1, 0.5, True), (0.1, 0.5, False), (0.4, 1.0, False)]
+)
+def test_the_mismatch_with_the_sampler_is_measured_once_at_temperature_1(base, shift, temperature, evaluated):
+    update, given = make(base), batch()
     logps = update.evaluate(given)[0]
-    rows = [logps[i, : len(ids) - 1] - shift for i, (_, ids) in enumerate(given.sequences)]
+    rows = [logps[i, : len(ids) - 1] - shift for i, (_, ids) in enumerate(given.sequences)]  # the last is not sent
     sent = RolloutBatch.of(given.sequences, given.groups, [row.tolist() for row in rows])
-    return replace(given, sampler_logps=sent.sampler_logps)
-
-
-@pytest.mark.parametrize("evaluated", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_mismatch_with_the_sampler_is_measured_at_temperature_1(base, evaluated, temperature):
-    update = make(base)
-    given = with_sampler(update, batch(), 0.1)
+    given = replace(given, sampler_logps=sent.sampler_logps)
     update.temperature = temperature
     if evaluated:
         update.evaluate(given)
     else:
         update.step(given)
     found = update.mismatch()
-    assert found["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-5)
-    assert found["sampling/sampling_logp_difference/max"] == pytest.approx(0.1, abs=1e-5)
-    assert found["sampling/sampling_logp_difference/outliers"] == 0
+    assert found["sampling/sampling_logp_difference/mean"] == pytest.approx(shift, abs=1e-5)
+    assert found["sampling/sampling_logp_difference/max"] == pytest.approx(shift, abs=1e-5)
+    assert found["sampling/sampling_logp_difference/outliers"] == (shift > 0.3)
     # Completions of 2 to 7 tokens, of which all but the last are compared.
-    assert found["sampling/importance_sampling_ratio/min"] == pytest.approx(math.exp(0.1), abs=1e-4)
-    assert found["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(0.6), abs=1e-4)
-    assert update.mismatch() == {}
-
-
-def test_a_later_step_is_not_compared_with_the_sampler(base):
-    update = make(base)
-    given = with_sampler(update, batch(), 0.1)
-    update.step(replace(given, old_logps=update.evaluate(batch())[0]))
-    assert update.mismatch() == {}
+    assert found["sampling/importance_sampling_ratio/min"] == pytest.approx(math.exp(shift), rel=1e-4)
+    assert found["sampling/importance_sampling_ratio/max"] == pytest.approx(math.exp(6 * shift), rel=1e-4)
+    update.step(replace(given, old_logps=logps))
+    assert update.mismatch() == {}, "a later step is not compared"

@@ -1,4 +1,5 @@
 import math
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -22,25 +23,26 @@ def learner_of(run, environment, recipe):
 
 
 @pytest.mark.parametrize(("kind", "weight"), [(GRPORecipe, math.exp(0.1)), (RLOORecipe, 1.5)])
-def test_advantages_are_weighted_by_the_ratio_to_the_sampler(run, monkeypatch, kind, weight):
-    recipe = kind(**ONLINE | {"temperature": 1.0, "beta": 0.0}, importance_clip=1.5)
+def test_steps_have_a_reference_and_advantages_weighted_by_the_ratio_to_the_sampler(run, monkeypatch, kind, weight):
+    recipe = kind(**ONLINE, temperature=1.0, beta=0.25, importance_clip=1.5)
     with Environment.open(run) as environment:
         learner = learner_of(run, environment, recipe)
-        sampler = RoundSampler(recipe, environment, run, learner.policy)
-        sampled = sampler.sample(training_tasks(environment, recipe)[:2], 0)
+        with closing(RoundSampler(recipe, environment, run, learner.policy)) as sampler:
+            sampled = sampler.sample(training_tasks(environment, recipe)[:2], 0)
         sampled = replace(sampled, rewards=torch.arange(len(sampled.rewards)).float())
         steps = []
-        monkeypatch.setattr(learner.update, "step", lambda batch, *_: steps.append(batch) or {})
+        monkeypatch.setattr(learner.update, "step", lambda *given: steps.append(given) or {})
         agreeing = learner.learn(sampled, 0)
         shifted = [[value - 0.1 for value in row] for row in sampled.logps]
         entry = learner.learn(replace(sampled, logps=shifted), 0)
-        sampler.close()
         learner.policy.close()
     assert agreeing["sampling/sampling_logp_difference/max"] < 1e-4
     assert entry["sampling/sampling_logp_difference/mean"] == pytest.approx(0.1, abs=1e-4)
-    plain, weighted = (batch.advantages for batch in steps)
+    plain, weighted = (batch.advantages for batch, *_ in steps)
+    for batch, beta, _ in steps:  # the penalty of rloo is in its rewards
+        assert (batch.reference is not None, beta) == (True, 0.25 if kind is GRPORecipe else 0.0)
     # grpo weights tokens; rloo weights completions, and the product of five ratios or more is above the clip.
-    whole = steps[0].mask.sum(1) >= 5
+    whole = steps[0][0].mask.sum(1) >= 5
     assert bool(whole.any())
     assert torch.allclose(weighted[whole], plain[whole] * weight, atol=1e-3)
 

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pyarrow.parquet
@@ -20,7 +21,7 @@ from leret.sampling.store.store import Store
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.stage import train
 from leret.training.stored.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
-from tests.first_steps import leret, read_lines, succeeds
+from tests.first_steps import read_lines, refused, succeeds
 from tests.sampling.fakes import ROOT
 from tests.training.training_runs import log, world_recipe
 
@@ -51,12 +52,6 @@ def rows(run):
     return table.to_pylist()
 
 
-@pytest.fixture(scope="module")
-def first_update(run):
-    keys = {"num_generations": N, "questions_per_round": 5, "max_steps": 1, "logging_steps": 1, "device": "cpu"}
-    return log(train(GRPORecipe(**keys), run))[0]
-
-
 def logps(model, row):
     prompt, completion = row["prompt_ids"], row["completion_ids"]
     logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
@@ -66,20 +61,6 @@ def logps(model, row):
 @pytest.fixture
 def policy():
     return AutoModelForCausalLM.from_pretrained(policy_directory("demo"), dtype="float32")
-
-
-def test_losses_from_an_export_equal_the_first_update(rows, first_update, policy):
-    loss, n_tokens = torch.tensor(0.0), sum(len(row["completion_ids"]) for row in rows)
-    for row in rows:
-        ratio = (logps(policy, row) - torch.tensor(row["logprobs"])).exp()
-        assert ratio.tolist() == pytest.approx([1.0] * len(ratio), abs=1e-4)
-        surrogate = torch.min(ratio * row["advantage"], ratio.clamp(0.8, 1.2) * row["advantage"])
-        loss = loss - surrogate.sum() / n_tokens
-    loss.backward()
-    norm = torch.stack([weight.grad.norm() for weight in policy.parameters()]).norm()
-    assert len(rows) == first_update["num_samples"]
-    assert abs(first_update["loss"]) > 1e-3
-    assert (float(loss), float(norm)) == pytest.approx((first_update["loss"], first_update["grad_norm"]), abs=1e-5)
 
 
 def test_a_row_has_the_stored_values_of_its_sample(run, rows):
@@ -96,21 +77,17 @@ def test_a_row_has_the_stored_values_of_its_sample(run, rows):
     assert {row["policy_digest"] for row in rows} == {run.manifest.policy_digest}
 
 
-def test_each_prompt_of_the_bank_forms_a_group(tmp_path, policy):
+def test_each_prompt_of_the_bank_forms_a_group_and_what_saw_a_hint_is_left_out(tmp_path, policy):
     (tmp_path / "bank").mkdir()
     demo = {"question": "Who directed the film?", "context": [], "query": "film"}
-    Prompt("0").save(tmp_path / "bank" / "0.json")
-    Prompt("1", {"write_query": [demo]}).save(tmp_path / "bank" / "1.json")
+    few_shot = Prompt("1", {"write_query": [demo]})
+    few_shot.save(tmp_path / "bank" / "1.json")
     run = sampled(tmp_path / "run", 2, prompts=2, bank={"path": f"{tmp_path}/bank"})
     rows = [row for row in rl_rows(run) if row["group"].endswith("-1")]
-    assert rows
     assert sum(row["advantage"] for row in rows[:N]) == pytest.approx(0, abs=1e-9)
     for row in rows:  # rows of the few-shot prompt that the sampler sent
         assert logps(policy, row).tolist() == pytest.approx(row["logprobs"], abs=1e-4)
-
-
-def test_samples_written_with_a_hint_are_left_out(tmp_path):
-    run = sampled(tmp_path / "run", 2, prompts=2, hint="gold")
+    replace(few_shot, hint="gold").save(run.prompts / "1.json")
     assert {row["group"].rpartition("-")[2] for row in rl_rows(run)} == {"0"}
 
 
@@ -121,27 +98,24 @@ def test_states_have_the_labels_of_their_questions(run, rows):
     assert all(one["relevant_doc_ids"] and json.loads(one["inputs"])["question"] for one in states)
 
 
-def test_a_run_without_token_ids_says_what_to_do(run, rows, tmp_path, original):
+def test_a_run_without_token_ids_or_without_its_tokenizer_says_what_to_do(run, rows, tmp_path, original):
     out = tmp_path / "rl.jsonl"
-    code, said = leret("store", "export", "--run", original.path, "--form", "rl", "--out", out)
-    assert (code, "--set sampling.token_ids=true" in said, out.exists()) == (2, True, False)
-    code, said = leret("store", "export", "--run", run.path, "--form", "sft", "--tokenizer", tmp_path, "--out", out)
-    assert (code, "--tokenizer" in said) == (2, True)
+
+    def export(run, form, *options):
+        return "store", "export", "--run", run.path, "--out", out, "--form", form, *options
+
+    assert "--set sampling.token_ids=true" in refused(*export(original, "rl"))
+    assert "--tokenizer" in refused(*export(run, "sft", "--tokenizer", tmp_path))
     english = policy_directory("leret-english-6m")
-    code, said = leret("store", "export", "--run", run.path, "--form", "rl", "--tokenizer", english, "--out", out)
-    assert (code, "the sampler counted" in said, out.exists()) == (2, True, False)
-    succeeds("store", "export", "--run", run.path, "--form", "rl", "--out", out)
-    assert read_lines(out) == rows
-
-
-def test_the_tokenizer_of_a_served_policy_is_named(run, rows):
+    assert "the sampler counted" in refused(*export(run, "rl", "--tokenizer", english))
     section = run.manifest.sampling
     served = {"kind": "openai", "model": "served", "urls": ["http://127.0.0.1:1/v1"]}
     run.update(sampling={**section, "policy": {**section["policy"], **served}})
     try:
-        code, said = leret("store", "export", "--run", run.path, "--form", "rl", "--out", "-")
-        assert (code, "add --tokenizer DIR" in said) == (2, True)
-        assert [row["prompt_ids"] for row in rl_rows(run, policy_directory("demo"))] == [r["prompt_ids"] for r in rows]
+        assert "add --tokenizer DIR" in refused(*export(run, "rl"))
+        assert not out.exists()
+        succeeds(*export(run, "rl", "--tokenizer", policy_directory("demo")))
+        assert read_lines(out) == rows
     finally:
         run.update(sampling=section)
 
@@ -150,9 +124,7 @@ def block(start):
     return next(one for one in BLOCKS if one.startswith(start))
 
 
-@pytest.fixture
-def names(run, rows, tmp_path, monkeypatch):
-    """Names after the first block of the page, which trains with TRL on the stored tokens."""
+def test_trl_computes_the_loss_of_the_first_update_and_trains_on_the_states(run, rows, tmp_path, monkeypatch):
     for path in run.path.parent.glob("*.parquet"):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "runs").mkdir()
@@ -164,24 +136,19 @@ def names(run, rows, tmp_path, monkeypatch):
     code, n = re.subn(r"^policy, keys = .*$", lambda _: values, block("from datasets"), flags=re.MULTILINE)
     assert n == 1
     names = {}
-    exec(compile(code, "trl", "exec"), names)
-    return names
-
-
-def test_trl_computes_the_same_loss_and_trains_on_the_states(names, first_update):
+    exec(compile(code, "trl", "exec"), names)  # trains on the stored tokens
     [entry, _] = names["trainer"].state.log_history
-    ours = [first_update[name] for name in ("loss", "grad_norm", "reward")]
-    assert [entry[name] for name in ("loss", "grad_norm", "reward")] == pytest.approx(ours, abs=1e-5)
+    recipe = GRPORecipe(num_generations=N, questions_per_round=5, max_steps=1, logging_steps=1, device="cpu")
+    [ours] = log(train(recipe, run))
+    assert abs(ours["loss"]) > 1e-3
+    for name in ("loss", "grad_norm", "reward"):
+        assert entry[name] == pytest.approx(ours[name], abs=1e-5)
     exec(compile(block("from pathlib"), "states", "exec"), names)
     assert 0 < names["trainer"].state.log_history[0]["rewards/recall/mean"] <= 1
 
 
-class Record(SimpleNamespace):
-    pass
-
-
-def package(monkeypatch, name, **members):
-    """Provide a module with these members if its package is not installed."""
+def provide(monkeypatch, name, **members):
+    """Provide a module, and its packages, if they are not installed."""
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         for place in [name[: end.start()] for end in re.finditer(r"\.|$", name)]:
             monkeypatch.setitem(sys.modules, place, ModuleType(place))
@@ -192,24 +159,20 @@ def test_the_records_of_prime_rl_and_skyrl_have_their_fields(rows, monkeypatch):
     groups = {}
     for row in rows:
         groups.setdefault(row["group"], []).append(row)
-    package(monkeypatch, "prime_rl.transports.batch.types", TrainingSample=Record)
-    package(monkeypatch, "skyrl.train.generators.base", GeneratorInterface=object)
+    provide(monkeypatch, "prime_rl.transports.batch.types", TrainingSample=SimpleNamespace)
+    provide(monkeypatch, "skyrl.train.generators.base", GeneratorInterface=object)
     names = {"groups": groups}
     for start in ("from prime_rl", "from skyrl"):
         exec(compile(block(start), start, "exec"), names)
     made = names["training_sample"](rows[0])
     n, m = len(rows[0]["prompt_ids"]), len(rows[0]["completion_ids"])
-    lists = (made.token_ids, made.mask, made.logprobs, made.temperatures, made.advantages)
-    assert [len(values) for values in lists] == [n + m] * 5
-    assert (sum(made.mask), made.logprobs[n:], set(made.advantages[n:])) == (
-        m, rows[0]["logprobs"], {rows[0]["advantage"]}
-    )  # fmt: skip
+    assert {len(values) for values in vars(made).values() if values != "leret"} == {n + m}
+    assert (made.mask[n:], made.logprobs[n:]) == ([True] * m, rows[0]["logprobs"])
+    assert made.advantages[n:] == [rows[0]["advantage"]] * m
     state, step, _ = rows[0]["group"].split("-")
     places = [SimpleNamespace(instance_id="0", repetition_id=i) for i in range(N)]
     asked = {"env_extras": [{"state": state, "step": int(step)}] * N, "trajectory_ids": places}
     output = asyncio.run(names["StoredSamples"]().generate(asked))
     assert output["response_ids"] == [row["completion_ids"] for row in rows[:N]]
     assert output["rewards"] == [row["reward"] for row in rows[:N]]
-    assert [len(mask) for mask in output["loss_masks"]] == [len(ids) for ids in output["response_ids"]]
-    fields = {"prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_metrics"}
-    assert set(output) == fields | {"rollout_logprobs", "trajectory_ids"}
+    assert {"prompt_token_ids", "loss_masks", "rollout_logprobs", "stop_reasons", "rollout_metrics"} <= output.keys()

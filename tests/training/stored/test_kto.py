@@ -1,4 +1,3 @@
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -6,12 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.core.errors import TrainingError
 from leret.core.types import Failure
 from leret.sampling.store.store import SamplingParams, Store
 from leret.training.data import Encoded, GroupSamples, RunSamples
-from leret.training.stored.kto import KTORecipe, examples, kto_rows
-from tests.training.training_runs import POLICY, logp, moved, same_gradients, sampled_run, trl_loss
+from leret.training.stored.kto import KTO, KTORecipe, examples, kto_rows
+from tests.training.training_runs import POLICY, logp, moved, same_gradients, trl_loss
 
 ROWS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 54, 5],), (0.5,)),
@@ -24,14 +22,6 @@ def kto_loss(policy, reference, desirable, kl, beta, weights):
     """Return KTO's losses (n,): each completion's weight minus its value (arXiv 2402.01306, eq. 7)."""
     above = torch.where(desirable, 1.0, -1.0) * (policy - reference - kl.detach())
     return torch.where(desirable, *weights) * (1 - torch.sigmoid(beta * above))
-
-
-def test_kto_of_three_completions_by_hand():
-    # reference point 0.5; desirable: 1 - s(0.1 (2 - 0.5)); undesirable: 2 - 2 s(0.1 (0.5 - 1)), 2 - 2 s(0.1 (0.5 + 4))
-    numbers = [torch.tensor(x, dtype=torch.float64) for x in ([-3.0, -1.0, -9.0], [-5.0, -2.0, -5.0])]
-    losses = kto_loss(*numbers, torch.tensor([True, False, False]), torch.tensor(0.5), 0.1, (1.0, 2.0))
-    expected = [1 / (1 + math.exp(0.15)), 2 / (1 + math.exp(-0.05)), 2 / (1 + math.exp(0.45))]
-    assert losses.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("scale", [0.05, -0.05], ids=["kl", "no-kl"])
@@ -66,30 +56,25 @@ def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longes
 def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, baseline, scores):
     completions = examples(KTORecipe(baseline=baseline), RunSamples(run))  # rewards 1, 0.5 and 0 at 24 states
     assert Counter(example.scores[0] for example in completions) == scores
+    against = "the mean reward" if baseline == "mean" else f"a reward of {baseline}"
+    assert f"above and below {against}" in KTO.describe(KTORecipe(baseline=baseline))
     assert len({example.task_id for example in completions[:8]}) > 4, "neighbours are of other states"
     assert completions == examples(KTORecipe(baseline=baseline), RunSamples(run))
     assert completions != examples(KTORecipe(baseline=baseline, seed=1), RunSamples(run))
 
 
-def rewarded(group, rewards):
-    samples = (replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards))
-    return replace(group, samples=tuple(samples))
+def test_a_completion_at_the_mean_of_its_states_rewards_is_left_out(run):
+    def trained(*rewards):
+        samples = (replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards))
+        memory = GroupSamples([spread, replace(group, samples=tuple(samples))])
+        return [example.completions[0] for example in examples(KTORecipe(), memory) if example.task_id == task]
 
-
-@pytest.mark.parametrize("reward", [0.1, 1 / 3])
-@pytest.mark.parametrize("n", [2, 3, 16])
-def test_a_state_of_equal_rewards_is_left_out(run, n, reward):
     with Store(run.store) as store:
-        spread, equal = list(store.groups())[:2]
-    memory = GroupSamples([spread, rewarded(equal, [reward] * n)])
-    assert {example.task_id for example in examples(KTORecipe(), memory)} == {spread.state.task_id}
-
-
-def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run):
-    with Store(run.store) as store:
-        group = next(store.groups())
-    memory = GroupSamples([rewarded(group, (0.1, 0.2, -0.3, 0.0))])  # their mean is 1.4e-17 in floating point
-    assert {example.completions[0] for example in examples(KTORecipe(), memory)} == {"0", "1", "2"}
+        spread, group = list(store.groups())[:2]
+    task = group.state.task_id
+    for equal in (0.1, 1 / 3):
+        assert not trained(*[equal] * 3)
+    assert {*trained(0.1, 0.2, -0.3, 0.0)} == {"0", "1", "2"}  # their mean is 1.4e-17 in floating point
 
 
 def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
@@ -104,10 +89,3 @@ def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
     run.update(sampling={**section, "sampling": parts})
     found = {example.completions[0]: example.scores[0] for example in examples(KTORecipe(), RunSamples(run))}
     assert found["no"] == pytest.approx(-3.5 - (1.0 + 0.5 + 0.0 - 3.5) / 4)
-
-
-@pytest.mark.parametrize("baseline", ["mean", -1.0])
-def test_completions_of_one_kind_alone_are_refused(tmp_path, base, baseline):
-    run = sampled_run(tmp_path / "run", base, spread=False)
-    with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both kinds"):
-        examples(KTORecipe(baseline=baseline), RunSamples(run))
