@@ -25,7 +25,8 @@ def test_a_loss_that_is_no_number_stops_with_the_step(run):
 
 def test_an_alarm_in_a_training_stands_in_its_record_events_and_card(run, alarming, caplog):
     report = train(SFT, run)
-    assert (report.alarms, caplog.messages) == (("loss",), ["sft, step 5: it is 5; do something"])
+    told = [entry.getMessage() for entry in caplog.records if entry.name == "leret"]
+    assert (report.alarms, told) == (("loss",), ["sft, step 5: it is 5; do something"])
     assert [(alarm["name"], alarm["step"]) for alarm in record(report)["alarms"]] == [("loss", 5)]
     assert [e["alarm"] for e in events_of(run) if e["event"] == "alarm"] == ["loss"]
     assert "Alarm at step 5: it is 5; do something." in (report.path / "README.md").read_text()

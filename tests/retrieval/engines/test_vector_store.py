@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 
@@ -12,12 +14,16 @@ VECTORS = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
 VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 
 
+def write(name, directory):
+    settings = DenseSettings(model="m", store=name)
+    store = store_class(settings)
+    store.write(iter(np.split(VECTORS, [64, 128])), directory, settings, Progress())
+    return store, settings
+
+
 @pytest.fixture(params=["flat", "hnsw"])
 def written(request, tmp_path):
-    settings = DenseSettings(model="m", store=request.param)
-    store = store_class(settings)
-    store.write(iter(np.split(VECTORS, [64, 128])), tmp_path, settings, Progress())
-    return store, settings
+    return write(request.param, tmp_path)
 
 
 def test_nearest_vectors_have_the_highest_inner_products(written, tmp_path):
@@ -35,6 +41,7 @@ def test_nearest_vectors_have_the_highest_inner_products(written, tmp_path):
 
 def test_a_missing_store_is_reported(written, tmp_path):
     store, settings = written
-    (tmp_path / store.name).write_bytes(b"")
+    path = tmp_path / store.name
+    path.write_bytes(b"") if path.is_file() else shutil.rmtree(path)
     with pytest.raises(RetrievalError, match=r"build (it|the index) again"):
         store(tmp_path, settings)
