@@ -119,7 +119,7 @@ def test_no_module_imports_itself_through_others():
 def test_the_library_is_small_and_not_dense():
     house, shelf = figures.rooms(MODULES)
     n_nodes, n_statements = figures.nodes(MODULES.values()), figures.statements(MODULES.values())
-    assert figures.nodes(house.values()) <= 300_800, "remove code before adding more; lines and statements are free"
+    assert figures.nodes(house.values()) <= 300_700, "remove code before adding more; lines and statements are free"
     assert figures.nodes(shelf.values()) <= 32_000
     assert n_nodes / n_statements <= 12.0, "write out what is squeezed: an `if` of three lines is three lines"
 
