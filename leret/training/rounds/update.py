@@ -22,7 +22,7 @@ from leret.core.errors import TrainingError
 from leret.policies.local.model import base_network
 from leret.policies.local.packing import collate, share_prompts
 from leret.training.model import InitialPolicy, load_for_training, new_adapter
-from leret.training.processes import add_up, add_up_figures, add_up_gradients, share
+from leret.training.processes import N_PROCESSES, add_up, add_up_figures, add_up_gradients, share
 from leret.training.rounds.learner import Objective
 from leret.training.rounds.losses import KL, LossType, entropy, reduce_loss
 
@@ -360,7 +360,7 @@ class Update:
             if now.values is not None:
                 values[index, :width] = now.values
         self.model.train()
-        if torch.distributed.is_initialized():
+        if N_PROCESSES > 1:
             add_up([logps, values])
         return logps, None if self.value_head is None else values
 
@@ -471,7 +471,7 @@ class Update:
     def _micro_batches(self, batch: RolloutBatch) -> Sequence[Tensor]:
         """Return the indices of each micro-batch of this process."""
         indices = range(len(batch.sequences))
-        if torch.distributed.is_initialized():
+        if N_PROCESSES > 1:
             indices = share(len(indices))
         if not indices:
             return ()
@@ -513,7 +513,7 @@ def take_step(
     weights: list[torch.nn.Parameter] = []
     for group in optimizer.param_groups:
         weights += group["params"]
-    if torch.distributed.is_initialized():
+    if N_PROCESSES > 1:
         sums = add_up_figures(sums)
         add_up_gradients(weights)
     norm = float(torch.nn.utils.clip_grad_norm_(weights, max_grad_norm))
