@@ -116,7 +116,8 @@ def test_no_server_outlives_leret(serve, stop):
         pytest.skip("prctl is Linux's")
     serve.start("demo", *serve.flags, mode="silent")
     pids = serve.recorded("pids.json")
-    assert serve.end(stop) == (130 if stop == signal.SIGINT else -9)
+    # -2, which a shell shows as 130: Python ends so if the signal came while a module made a dataclass
+    assert serve.end(stop) in ({130, -2} if stop == signal.SIGINT else {-9})
     assert ("stopped (SIGINT)" in serve.err) is (stop == signal.SIGINT)
     assert gone(pids)
 
