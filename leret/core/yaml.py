@@ -18,8 +18,8 @@ from leret.core.errors import ConfigError
 Key = tuple[str | int, ...]
 """A path into nested mappings and lists: ``("policy", "urls", 0)``."""
 
-_TEXT = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
-"""Tags of keys: text, and `<<`, which takes the keys of another mapping."""
+_TEXT = "tag:yaml.org,2002:str"
+_MERGE = "tag:yaml.org,2002:merge"  # the key `<<` takes the keys of another mapping
 
 _MAX_DEPTH = 50  # limits an alias that contains itself
 _MAX_VALUES = 100_000  # nested aliases can expand a few hundred bytes to a billion values
@@ -84,10 +84,11 @@ def _locate(node: Any, key: Key, source: str, placed: Placed) -> None:
     for name, start, value in parts:
         part = (*key, name)
         placed.locations[part] = f"{source}:{start.start_mark.line + 1}"
-        if isinstance(node, MappingNode) and start.tag not in _TEXT:
+        if isinstance(node, MappingNode) and start.tag not in {_TEXT, _MERGE}:
             placed.problems.append(
                 f"{placed.at(part)}the key {name} must be text; put it in quotes"
             )
+            start.tag = _TEXT  # else the missing text would be a second problem
         _locate(value, part, source, placed)
 
 

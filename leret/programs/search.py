@@ -169,7 +169,7 @@ class Search(dspy.Module):
 
 
 class QuickSearch(Search):
-    """A search without DSPy's slow bookkeeping."""
+    """A search of a replayed program, without DSPy's slow bookkeeping."""
 
     __call__ = Search.forward
 

@@ -1,8 +1,8 @@
 """Processes of one training, as started by `leret train --launch`.
 
-A launcher sets WORLD_SIZE and RANK before a process starts. In leret's own loop, every process holds the
-whole policy and computes the gradients of its share of a step's completions. Only the main process
-(rank 0) samples, validates and writes files. TRL's trainers use accelerate themselves.
+A launcher sets WORLD_SIZE and RANK before a process starts. In leret's own loop, every process
+holds the whole policy and computes the gradients of its share of a step's completions. Only the
+main process (rank 0) samples, validates and writes files. TRL's trainers use accelerate themselves.
 """
 
 from __future__ import annotations

@@ -15,6 +15,12 @@ def test_values_are_plain_and_follow_yaml_1_2():
     assert load("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n")["b"] == {"y": 3, "x": 1}  # merged keys yield
 
 
+def test_a_key_that_is_not_text_is_a_problem_and_read_as_text():
+    placed = parse("a: {3: b}\n2020-01-01: c\n", "f.yaml")
+    assert placed.value == {"a": {"3": "b"}, "2020-01-01": "c"}
+    assert [problem[:8] for problem in placed.problems] == ["f.yaml:1", "f.yaml:2"]
+
+
 def test_written_values_are_read_unchanged():
     value = {"b": "on", "a": [1e-5, "1e-5", None, "2024-01-01", "x: y"], "c": {"d": [], "e": "é\n\u2028"}, "f": "~"}
     assert list(load(dump(value)).items()) == list(value.items())

@@ -229,9 +229,10 @@ def test_a_program_comes_back_with_its_lms_instructions_demos_and_retriever(lms,
     loaded.save(tmp_path / "pickled", save_program=True)
     program.save(tmp_path / "pickled-by-dspy", save_program=True)
     pickled = [dspy.load(tmp_path / name, allow_pickle=True) for name in ("pickled", "pickled-by-dspy")]
-    for again in (loaded, *pickled, *cloudpickle.loads(cloudpickle.dumps((program, loaded)))):
-        assert ask(again) == answer
-        assert again.search("beta").doc_ids[0] == "d2"
+    sent = cloudpickle.loads(cloudpickle.dumps((program, loaded)))
+    for copied in (loaded, *pickled, *sent):
+        assert ask(copied) == answer
+        assert copied.search("beta").doc_ids[0] == "d2"
     with dspy.context(adapter=dspy.ChatAdapter()):
         assert loaded(question="who wrote the book ?").answer == answer
     assert [p.lm.kwargs["max_tokens"] for p in loaded.predictors()] == [5, 5]
