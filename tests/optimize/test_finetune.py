@@ -30,13 +30,6 @@ def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp
         train_examples(str(weights), EXAMPLES, {**KEYS, "seed": 1, "name": path.name}, tmp_path)
 
 
-def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    same = train_examples(str(weights), EXAMPLES, {**KEYS, "max_steps": 0}, "run")
-    assert same.is_absolute(), "an LM of that name is saved, and loaded elsewhere"
-    assert greedy(lm.copy(model=f"leret/{same}")) == greedy(lm)
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -6,7 +6,7 @@ from dspy.clients.utils_finetune import TrainDataFormat
 from dspy.teleprompt.grpo import GRPO
 
 import leret
-from leret.core.errors import ConfigError, LeretError, PolicyError, TrainingError
+from leret.core.errors import ConfigError, PolicyError, TrainingError
 from leret.optimize import provider as module
 from leret.policies.dspy_lm import policy_of
 from tests.optimize.conftest import QUESTIONS, Asking, greedy
@@ -46,35 +46,10 @@ def test_stock_bootstrap_finetune_trains_through_it_and_is_loaded_trainable(prog
     assert (again.model, again.kwargs, greedy(again)) == (new.model, new.kwargs, greedy(new))
 
 
-def test_a_finetuning_that_fails_fails_the_optimizer(program, trainset):
-    with pytest.raises(LeretError, match="did you mean learning_rate"):
-        dspy.BootstrapFinetune(train_kwargs={"learning_rat": 1}).compile(program, trainset=trainset)
-
-
 def test_stock_grpo_is_refused_with_what_to_use(program, trainset):
     optimizer = GRPO(metric=length, exclude_demos=True, num_train_steps=2, num_threads=2)
     with pytest.raises(TrainingError, match=r'use leret\.LeReT\(algorithms=\["grpo"\]'):
         optimizer.compile(program, trainset=trainset)
-
-
-def test_better_together_launches_and_kills_what_it_trains(program, trainset, lm, calls):
-    tune = dspy.BootstrapFinetune(train_kwargs=SFT, num_threads=2)
-    optimizer = dspy.BetterTogether(metric=length, w=tune)
-    best = optimizer.compile(program, trainset=trainset, valset=trainset[:2], strategy="w", num_threads=2)
-    assert not best.flag_compilation_error_occurred
-    assert [name for name, _, _ in calls] == ["launch", "kill", "finetune", "launch", "kill"]
-    assert isinstance(greedy(best.write.lm), str)  # killed, it loads again; after a few steps it may say nothing
-
-
-def test_launch_and_kill_may_be_repeated_in_this_process(lm):
-    text = greedy(lm)
-    for _ in range(2):
-        lm.launch()
-    policy = policy_of(lm)
-    for _ in range(2):
-        lm.kill()
-    assert policy.closed
-    assert (greedy(lm), policy_of(lm) is policy) == (text, False)
 
 
 def test_launch_and_kill_start_and_stop_one_server(weights, engine):

@@ -1,10 +1,8 @@
-import dspy
 import pytest
 
 from leret.core.dspy_internals import EngineLM, text_response
 from leret.core.errors import LeretError, PolicyError
-from tests.optimize.fakes import TRAIN, VAL, Answering, Words, Writer, fake_lm, leret_of, student_of
-from tests.sampling.fakes import WORDS
+from tests.optimize.fakes import TRAIN, VAL, Answering, Words, fake_lm, leret_of, student_of
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -15,17 +13,6 @@ def test_without_metric_and_valset_the_last_result_is_returned_and_what_was_left
     assert best.candidate_programs[0]["score"] is None
     for note in ("1 duplicate examples", "answer is not sampled", "no valset"):
         assert any(note in line for line in heard())
-
-
-class Blind(Writer):
-    def forward(self, question):
-        query = self.write(question=question, context=[]).query
-        return dspy.Prediction(found=[word for word in WORDS if word in query])
-
-
-def test_a_reward_that_no_search_earns_is_noted(trainings, heard):
-    leret_of(reward="ap").compile(student_of(Blind), trainset=TRAIN)
-    assert any("the reward is not used, only the metric" in line for line in heard())
 
 
 def test_prompts_are_bootstrapped_once_and_distilled_beside_another_lm(tmp_path, trainings):

@@ -11,6 +11,7 @@ from leret.policies.load import make_policy
 from leret.policies.saved import PolicySettings
 from tests.http.servers import serving
 from tests.optimize.conftest import QUESTIONS, Asking
+from tests.optimize.fakes import student_of
 from tests.training.test_sampled_ids import Returns
 
 KEY = "sk-secret-key"
@@ -51,12 +52,6 @@ def letters(example, prediction, trace=None):
     return len(prediction.answer) % 7 / 7
 
 
-def student(lm):
-    program = Asking()
-    program.set_lm(lm)
-    return program
-
-
 def compiled(program, run_dir, trainset, **settings):
     optimizer = leret.LeReT(metric=letters, credit="final", run_dir=run_dir, samples=3, seed=1, **settings)
     return optimizer.compile(program, trainset=trainset)
@@ -68,7 +63,7 @@ def files_with(text, folder):
 
 def test_served_lm_is_sampled_trained_saved_and_loaded(stub, weights, trainset, tmp_path):
     lm = leret.LM("o/tiny", api_base=stub.url, weights=weights, api_key=KEY, max_tokens=6)
-    best = compiled(student(lm), tmp_path / "run", trainset, algorithms=["sft"], train_kwargs=SFT)
+    best = compiled(student_of(Asking, lm), tmp_path / "run", trainset, algorithms=["sft"], train_kwargs=SFT)
     assert stub.keys == {f"Bearer {KEY}"}
     assert {body["model"] for body in stub.bodies} == {"o/tiny"}
     assert {body["max_tokens"] for body in stub.bodies} == {6}
@@ -86,7 +81,7 @@ def test_served_lm_is_sampled_trained_saved_and_loaded(stub, weights, trainset, 
 
 
 def test_saved_lm_of_a_server_asks_for_its_key(stub, weights, tmp_path, monkeypatch):
-    program = student(leret.LM("o/tiny", api_base=stub.url, api_key=KEY, max_tokens=6))
+    program = student_of(Asking, leret.LM("o/tiny", api_base=stub.url, api_key=KEY, max_tokens=6))
     leret.save(program, tmp_path)
     assert files_with(KEY, tmp_path) == []
     with pytest.raises(ConfigError, match="api_key_env"):
@@ -99,7 +94,7 @@ def test_saved_lm_of_a_server_asks_for_its_key(stub, weights, tmp_path, monkeypa
 
 def test_dspy_lm_with_finetuning_model_is_trained(stub, weights, trainset, tmp_path):
     lm = dspy.LM("openai/o/tiny", api_base=stub.url, api_key=KEY, max_tokens=6, finetuning_model=str(weights))
-    best = compiled(student(lm), tmp_path / "run", trainset, algorithms=["sft"], train_kwargs={lm: SFT})
+    best = compiled(student_of(Asking, lm), tmp_path / "run", trainset, algorithms=["sft"], train_kwargs={lm: SFT})
     assert {body["model"] for body in stub.bodies} == {"o/tiny"}
     assert best.answer.lm.model.startswith("leret/")
     stages = {candidate["stage"]: candidate["program"] for candidate in best.candidate_programs}
@@ -110,7 +105,7 @@ def test_dspy_lm_with_finetuning_model_is_trained(stub, weights, trainset, tmp_p
 @pytest.mark.parametrize(("kind", "name"), [(leret.LM, "tiny"), (dspy.LM, "openai/tiny")], ids=["leret", "dspy"])
 def test_error_without_weights_says_what_to_write(kind, name, stub, trainset, tmp_path):
     with pytest.raises(PolicyError) as caught:
-        compiled(student(kind(name, api_base=stub.url, api_key=KEY)), tmp_path / "run", trainset)
+        compiled(student_of(Asking, kind(name, api_base=stub.url, api_key=KEY)), tmp_path / "run", trainset)
     assert f"leret.LM('tiny', api_base='{stub.url}', weights=" in str(caught.value)
     assert KEY not in str(caught.value)
 

@@ -8,20 +8,12 @@ from dspy.evaluate import metrics
 
 from leret.core.types import Outcome, Task
 from leret.rewards import REWARDS, scoring
-from leret.rewards.answers import ANSWERS, answer_of, normalised
+from leret.rewards.answers import ANSWERS, answer_of
 
 
 def outcome(answer, *references, **values):
     prediction = None if answer is None else {"answer": answer, "passages": ["a"]}
     return Outcome(Task("q", {"question": "?"}, answers=references), prediction=prediction, **values)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("The  Beatles!", "beatles"), ("an A.B. of the 1,000", "ab of 1000"), ("theatre", "theatre"), ("?!", "")],
-)
-def test_answers_are_normalised(text, expected):
-    assert normalised(text) == expected
 
 
 @pytest.mark.parametrize(

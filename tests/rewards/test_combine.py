@@ -7,7 +7,6 @@ from leret.core.classes import source_digest
 from leret.core.errors import ConfigError
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import faults, scoring
-from leret.rewards.combine import weighted_sum
 
 OWN = """
 from leret.rewards.combine import GroupMixer
@@ -143,11 +142,6 @@ def test_error_of_a_users_reward_names_line_and_question(tmp_path, body, says):
     for value in (math.nan, math.inf):
         with pytest.raises(ConfigError, match=r"own is .* for question q; return a number of magnitude"):
             scoring(lambda outcome, value=value: value, "own").values(outcome())
-
-
-def test_the_weighted_sum_skips_missing_parts():
-    group = [{"ap": 1.0}, {"ap": 2.0, "rr": 4.0}, {}]
-    assert weighted_sum(group, {"ap": 1.0, "rr": 0.5}) == [1.0, 4.0, None]
 
 
 def test_a_mixer_is_named_by_path_and_a_group_mixer_needs_the_group(tmp_path):

@@ -10,19 +10,16 @@ from leret.sampling.stage import sample
 from tests.sampling.fakes import recipe_of
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"samples": 3}, "sampling.samples: 2 in the run, 3 in the recipe"),
-        ({"policy": {"temperature": 0.5}}, "policy.temperature: 1.0 in the run, 0.5"),
-        ({"bank": {"max_demos": 1}}, "sampling.bank.max_demos: 2 in the run, 1"),
-    ],
-)
-def test_what_decides_a_sample_may_not_change(sampled, change, key):
-    with pytest.raises(RunError) as raised:
-        sample(recipe_of(**change), sampled, base_dir=sampled.path.parent)
-    assert key in str(raised.value)
-    assert "name a new run directory" in str(raised.value)
+def test_what_decides_a_sample_may_not_change(sampled):
+    changes = {"samples": 3, "policy": {"temperature": 0.5}, "bank": {"max_demos": 1}}
+    with pytest.raises(RunError, match="name a new run directory") as raised:
+        sample(recipe_of(**changes), sampled, base_dir=sampled.path.parent)
+    for line in (
+        "samples: 2 in the run, 3 in the recipe",
+        "temperature: 1.0 in the run, 0.5",
+        "max_demos: 2 in the run, 1",
+    ):
+        assert line in str(raised.value)
 
 
 def test_a_run_of_an_older_version_lacks_keys_that_have_their_defaults_now(sampled, tmp_path):

@@ -1,15 +1,8 @@
 import pytest
 
-from leret.core.errors import PolicyError, ProgramError, RetrievalError
+from leret.core.errors import PolicyError, RetrievalError
 from leret.core.types import Failure
-from leret.policies.base import PromptTooLongError
-from leret.rollouts.failures import SamplingStats, failure_of, refuse_failures, refuse_unparsed
-
-
-def test_a_failure_has_the_kind_of_its_boundary():
-    errors = PolicyError("x"), RetrievalError("x"), ProgramError("x"), PromptTooLongError("x")
-    assert [failure_of(error).kind for error in errors] == ["policy", "retrieval", "program", "prompt"]
-    assert [failure_of(error).is_outage for error in errors] == [True, True, True, False]
+from leret.rollouts.failures import SamplingStats, refuse_failures, refuse_unparsed
 
 
 def test_failures_refuse_above_the_rate_or_where_nothing_else_came():

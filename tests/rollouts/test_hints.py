@@ -5,9 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from leret.core.types import Document, Passage, Task
-from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.prompts import Prompt
 from leret.rollouts.hints import Hints
-from leret.sampling.bank.bank import load_bank, with_hint
+from leret.sampling.bank.bank import load_bank
 from leret.sampling.stage import sample
 from leret.training.data import RunSamples
 from leret.training.stored.sft import SFTRecipe, examples
@@ -69,16 +69,6 @@ def test_without_a_title_a_hint_has_first_words_or_a_chunk_or_the_answer():
     answered = Task.question("q", "Is it Rome?", "Rome")
     assert shown(Hints({}), "Is it Rome?", task=answered) == ["Rome | the answer: Rome\nIs it Rome?"]
     assert shown(Hints({}), "Which city?", task=answered) == ["Which city?"]
-
-
-def test_all_prompts_of_a_bank_but_the_zero_shot_one_show_the_hint():
-    few_shot = Prompt("1", {"write_query": [{"question": "who", "query": "x"}]})
-    hinted = with_hint([ZERO_SHOT, few_shot], "gold")
-    assert [(prompt.name, prompt.hint, bool(prompt.demos)) for prompt in hinted] == [
-        ("0", None, False), ("1", "gold", True), ("2", "gold", False),
-    ]  # fmt: skip
-    assert len({few_shot.digest, *(prompt.digest for prompt in hinted)}) == 4
-    assert [prompt.name for prompt in with_hint([ZERO_SHOT], "gold")] == ["0", "1"]
 
 
 class Obedient(FakePolicy):

@@ -4,7 +4,6 @@ from contextlib import closing
 import pytest
 
 from leret.core.types import LMCall, Task
-from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
@@ -13,7 +12,6 @@ from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.walk import RolloutRunner
 from tests.programs.conftest import Shelf, complete
 from tests.programs.zoo import Agent, Tutorial, TwoPredictors
-from tests.rollouts.test_states import FakePicker, TwoPicks
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 
@@ -25,18 +23,6 @@ def roll_by(actor, replay, formatter, tasks, retriever=None):
 
 def roll(replay, formatter, policy, retriever=None, **settings):
     return roll_by(PolicyActor(policy, formatter, Decoding(8, **settings)), replay, formatter, questions(), retriever)
-
-
-def test_a_pick_is_a_step_with_its_value_and_a_hop_where_it_retrieves():
-    replay = Replay(TwoPicks(), CompactAdapter())
-    for rollout in roll(replay, Formatter(replay), FakePicker(), temperature=1.0, limits={"pick": 4}):
-        write, *picks = rollout.steps
-        assert write.messages
-        assert write.value is None
-        assert all(step.messages == () and step.value is not None for step in picks)
-        ids = [step.outputs["id"] for step in picks if step.outputs["id"] != "[stop]"]
-        assert [hop.queries for hop in rollout.hops] == [(name,) for name in ids]
-        assert [p.doc_id for p in rollout.ranking] == ids == [one.id for one in rollout.prediction.picked]
 
 
 def test_a_failure_ends_its_rollout_there_and_the_others_go_on(replay, formatter):

@@ -3,7 +3,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from torch import bincount, tensor
+from torch import bincount, lerp, tensor
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import RewardSettings
@@ -84,11 +84,20 @@ def test_a_question_group_is_whole_rollouts_with_the_outcome_at_every_turn(begun
     assert found.metrics["num_completion_tokens"] == sum(len(completion) for _, completion in found.sequences)
 
 
-def test_continuations_count_as_completions_too(begun, environment, policy):
-    tasks = training_tasks(environment, RECIPE)[:3]
-    step, final = (sampler(begun, environment, policy, credit=credit).sample(tasks, 0) for credit in ("step", "final"))
+def test_rounds_credit_the_step_the_end_or_both_and_continuations_count_as_completions(begun, environment, policy):
+    found, reward = [], RewardSettings(parts={"recall": 1.0, "steps": 0.5})
+    for credit in ("step", "final", "both"):
+        recipe = changed(RECIPE, credit=credit, reward=reward)
+        made = sampler(begun, environment, policy, credit=credit, reward=reward)
+        found.append(made.sample(training_tasks(environment, recipe)[:3], 0))
+    step, final, both = found
+    n = 3 * 4  # first steps; which completion goes on depends on the rewards
+    assert step.sequences[:n] == final.sequences[:n] == both.sequences[:n]
+    assert step.rewards[:n].tolist() != final.rewards[:n].tolist()
+    mixed = lerp(step.rewards[:n], final.rewards[:n], environment.recipe.sampling.final_weight)
+    assert both.rewards[:n].tolist() == pytest.approx(mixed.tolist())
     assert step.metrics["num_completions"] == step.metrics["num_samples"] == final.metrics["num_samples"] == 24
-    assert 24 < final.metrics["num_completions"] <= 24 + 3 * 4  # first steps run on, equal ones once
+    assert 24 < final.metrics["num_completions"] <= 24 + n  # first steps run on, equal ones once
 
 
 def state_with(*rewards):

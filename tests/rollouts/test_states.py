@@ -29,14 +29,6 @@ def test_a_retriever_that_was_away_costs_no_completion_again(tmp_path, replay, f
     assert not had & {seed for request in policy.requests for seed in request.seeds}
 
 
-def test_a_completion_that_does_not_parse_is_final(tmp_path, replay, formatter):
-    again = FakePolicy()
-    for policy in (FakePolicy(junk=0.3), again):
-        sample(tmp_path / "db", replay, formatter, policy)
-    assert {s.failure.kind for group in content(tmp_path / "db")[0] for s in group.samples if s.failure} == {"parse"}
-    assert not again.requests
-
-
 class TwoPicks(dspy.Module):
     def __init__(self):
         super().__init__()
