@@ -24,14 +24,6 @@ def test_a_teacher_gives_prompts(trainings):
     assert not any("a demo" in text or "of the teacher" in text for text in rows)  # distilled into the student's prompt
 
 
-def test_a_reward_may_be_a_function_of_example_and_outcome(trainings):
-    def reward(example, outcome):
-        return len({*outcome.doc_ids} & {*example.gold})
-
-    leret_of(reward=reward, metric=None).compile(student_of(), trainset=TRAIN)
-    assert trainings[0]["examples"]
-
-
 def compiled():
     student = student_of()
     student._compiled = True

@@ -2,31 +2,50 @@
 
 import dspy
 import pytest
+from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 import leret
 from leret.core.errors import ConfigError, PolicyError
 from leret.optimize.inputs import server_of
+from leret.policies.base import Request
 from leret.policies.load import make_policy
 from leret.policies.saved import PolicySettings
 from tests.http.servers import serving
 from tests.optimize.conftest import QUESTIONS, Asking
 from tests.optimize.fakes import student_of
-from tests.training.test_sampled_ids import Returns
+from tests.policies.servers import ChatServer
 
 KEY = "sk-secret-key"
 SFT = {"learning_rate": 1e-2, "device": "cpu"}
 
 
-class Stub(Returns):
+class Stub(ChatServer):
     """Writes at most six tokens with a policy of this process."""
 
     models = ("o/tiny",)
 
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
     async def route(self, request, body):
-        limit = (body or {}).get("max_tokens") or (body or {}).get("max_completion_tokens") or 6
-        defaults = {"seed": 0, "temperature": 1.0}
-        return await super().route(request, body and {**defaults, **body, "max_tokens": min(limit, 6)})
+        if request.path != "/v1/chat/completions":
+            return await super().route(request, body)
+        seeds = tuple(body.get("seed", 0) + index for index in range(body.get("n", 1)))
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or 6
+        asked = Request(tuple(body["messages"]), seeds, body.get("temperature", 1.0), min(limit, 6))
+        written = await self.policy.complete(asked)
+        choices = [
+            {
+                "index": i,
+                "message": {"content": one.text},
+                "finish_reason": one.finish_reason,
+                "token_ids": one.token_ids,
+            }
+            for i, one in enumerate(written)
+        ]
+        return web.json_response({"choices": choices, "usage": {"prompt_tokens": written[0].n_prompt_tokens}})
 
     @property
     def keys(self):

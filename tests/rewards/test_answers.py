@@ -23,11 +23,8 @@ def outcome(answer, *references, **values):
         ("babi_em", "Hallway, kitchen", ("hallway,kitchen",), 1),
         ("babi_em", "kitchen, hallway", ("hallway,kitchen",), 0),
         ("verdict", "It doesn’t fully support it", ("x", "NOT_SUPPORTED"), 1),
-        ("verdict", "Not enough info", ("x", "NOT_SUPPORTED"), 1),
         ("verdict", "yes, not false", ("x", "NOT_SUPPORTED"), 0),
-        ("verdict", "nobody", ("x", "NOT_SUPPORTED"), 0),
         ("verdict", "NOT_SUPPORTED.", ("REFUTES",), 1),
-        ("verdict", "supports", ("true",), 1),
         ("verdict", "supports", ("Paris, no doubt",), None),
         ("length", "a b c d", ("a b", "x"), math.exp(-1)),
         ("length", "a", ("a b",), math.exp(-1)),  # s is doubled below 1: 2 * 1/2
@@ -35,7 +32,6 @@ def outcome(answer, *references, **values):
         ("length_ratio", "a b c", ("a", "a b"), 3 / 2),  # the reference of the closest length
         ("parlai_f1", "It's a well-known film", ("x", "a film, well known"), 2 * 3 / (5 + 3)),
         ("f1", "It's a well-known film", ("a film, well known",), 2 * 1 / (3 + 3)),  # its wellknown film
-        ("parlai_f1", "the", ("a",), 0),
         ("distinct1", "a b a", ("x",), 2 / 3),
         ("distinct2", "a b a b", ("x",), 2 / 3),
     ],
@@ -90,7 +86,6 @@ def test_answer_without_reference_or_end_has_no_value(name):
         ({"reply": "yes", "query": "x"}, "reply", "yes"),
         (SimpleNamespace(answer="yes"), None, "yes"),
         ({"answer": 3}, None, "3"),
-        ({"answer": None}, None, ""),
         (dspy.Prediction(answer=None), None, ""),
     ],
 )

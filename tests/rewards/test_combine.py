@@ -47,9 +47,7 @@ def test_deepretrieval_rewards_recall_in_tiers(n_found, worth):
     ("text", "think", "worth"),
     [
         ("x", False, 1),
-        ("<think>so</think> x", True, 1),
         ("<think>so\n\nmany\n</think>\nx", True, 1),
-        ("x", True, 0),
         ("<think>so</think>", True, 0),
         ("<think></think>x", True, 0),
         ("<think>a</think><think>b</think> x", True, 0),

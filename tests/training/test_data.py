@@ -5,11 +5,10 @@ import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
-from leret.core.errors import PolicyError, TrainingError
+from leret.core.errors import TrainingError
 from leret.policies.local.chat_template import end_token
 from leret.training.data import TokenEncoder, TrainingExample, examples_digest
 from tests.first_steps import read_lines, succeeds
-from tests.tiny import TEMPLATE
 
 EXAMPLE = TrainingExample("q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author"))
 
@@ -17,27 +16,6 @@ EXAMPLE = TrainingExample("q1", ({"role": "user", "content": "who wrote the book
 @pytest.fixture
 def tokenizer(base):
     return AutoTokenizer.from_pretrained(base)
-
-
-@pytest.mark.parametrize("after", ["", "\\n"], ids=["end", "newline after the end"])
-def test_a_prompt_a_completion_and_one_end_token(tokenizer, after):
-    tokenizer.chat_template = TEMPLATE.replace("{{ '<|end|>' }}", f"{{{{ '<|end|>{after}' }}}}")
-    (encoded,) = TokenEncoder(tokenizer, end_token(tokenizer, [5])).encode([EXAMPLE])
-    words = [tokenizer.convert_ids_to_tokens(ids) for ids in (encoded.prompt, *encoded.completions)]
-    prompt = ["<|user|>", "who", "wrote", "the", "book", "<|assistant|>"]
-    assert words == [prompt, ["book", "author", "<|end|>"], ["the", "author", "<|end|>"]]
-
-
-def test_the_end_token_is_the_one_that_the_template_writes(tokenizer):
-    assert end_token(tokenizer, [0, 5]) == 5
-    tokenizer.chat_template = TEMPLATE.replace("<|end|>", "<|unk|>")
-    assert end_token(tokenizer, [0, 1, 5]) == 1
-
-
-def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer):
-    tokenizer.chat_template = TEMPLATE.replace("m['content'] }}", "'<|system|>' + m['content'] }}")
-    with pytest.raises(PolicyError, match=r"'<\|system\|> answer'"):
-        end_token(tokenizer, [5])
 
 
 @pytest.mark.parametrize(("form", "columns"), [("sft", set()), ("kto", {"label"})])

@@ -13,18 +13,15 @@ from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.checkpoints import policy_directory
 from leret.policies.load import make_policy
-from leret.policies.local.chat_template import end_token
-from leret.policies.local.model import load_weights, stop_ids
+from leret.policies.local.model import load_weights
 from leret.policies.serving.model import write_merged
-from leret.training.data import RunSamples, TokenEncoder
 from leret.training.model import InitialPolicy, find_initial, load_for_training
 from leret.training.stage import train
-from leret.training.stored.kto import KTORecipe, examples
 from leret.training.stored.preference import IPORecipe
 from leret.training.stored.sft import SFTRecipe
 from tests.first_steps import refused, succeeds
 from tests.tiny import tiny_policy
-from tests.training.training_runs import changed, fail, sampled_run, trainer_of
+from tests.training.training_runs import changed, fail, sampled_run
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8, "logging_steps": 1, "num_train_epochs": 2}
 LORA = LoraSettings(r=4, alpha=8)
@@ -53,27 +50,6 @@ def test_lora_leaves_an_adapter_that_names_its_base_and_goes_on_from_it(adapted,
         assert json.loads((report.path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     assert adapter(sft).keys() == adapter(ipo).keys()
     assert any(not torch.equal(value, adapter(ipo)[name]) for name, value in adapter(sft).items())
-
-
-def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference(adapted, base, tmp_path):
-    run, sft = adapted
-    recipe = KTORecipe(init_from="adapted", lora=LORA, per_device_train_batch_size=4)
-    model, tokenizer = load_for_training(find_initial(run, "adapted"), LORA, "float32")
-    encoder = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model.generation_config)))
-    encoded = encoder.encode(examples(recipe, RunSamples(run))[:8])
-    trainer = trainer_of(recipe, model, base, tmp_path, encoded)
-    assert trainer.ref_model is None
-    first = adapter(sft)
-    n_base, n_adapter = (sum(map(torch.numel, part.values())) for part in (load_file(base / WEIGHTS), first))
-    assert sum(map(torch.numel, trainer.model.parameters())) == n_base + 2 * n_adapter
-    trainer.train()
-    after = dict(trainer.model.named_parameters())
-    same = {
-        copy: [torch.equal(value, after[name.replace(".weight", f".{copy}.weight")]) for name, value in first.items()]
-        for copy in ("default", "ref")
-    }
-    assert all(same["ref"])
-    assert not all(same["default"])
 
 
 @pytest.mark.parametrize(("arch", "template"), [("opt", None), ("gpt2", "plain")])

@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 from leret.core.errors import TrainingError
 from leret.extras.keep_rollouts import KeepRLOO
 from leret.policies.serving.launch import free_port
-from leret.training import processes
-from leret.training.processes import refuse_processes, share
 from leret.training.rounds import algorithm
 from leret.training.rounds.grpo import GRPORecipe
 from leret.training.rounds.ppo import PPORecipe
@@ -25,8 +23,7 @@ SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 3}
 ONE_UPDATE = {**SMALL, "max_steps": 1, "per_device_train_batch_size": 8}  # 16 completions
 TWO_ROUNDS = {**SMALL, "max_steps": 4, "num_mini_batches": 2}
 RECIPES = {
-    "grpo": GRPORecipe(**ONE_UPDATE),
-    "rloo-rounds": KeepRLOO(**TWO_ROUNDS, keep_rollouts="either"),
+    "rloo": KeepRLOO(**ONE_UPDATE, keep_rollouts="either"),
     "ppo-rounds": PPORecipe(**TWO_ROUNDS, num_iterations=1),
     "stopped": GRPORecipe(**SMALL, max_steps=6, save_steps=50, eval_steps=2, eval_tasks=2, eval_split="train"),
 }
@@ -115,24 +112,11 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(ended):
     same(figures, resumed.path, train(changed(recipe, name="straight"), run).path)
 
 
-def test_the_processes_share_the_completions(monkeypatch):
-    monkeypatch.setattr(processes, "N_PROCESSES", 3)
-    for rank, mine in enumerate(([0, 1], [2, 3], [4, 5, 6])):
-        monkeypatch.setattr(processes, "RANK", rank)
-        assert [*share(7)] == mine
-    assert [*share(1)] == [0]
-
-
-def test_pickers_and_sharded_models_are_refused(run, monkeypatch):
-    from leret.training.picks.pqn import PQNRecipe
-
-    with pytest.raises(TrainingError, match="pqn trains a picker in one process; remove --launch"):
-        refuse_processes(PQNRecipe())
-    refuse_processes(RECIPES["grpo"])
+def test_sharded_models_are_refused(run, monkeypatch):
     monkeypatch.setattr(algorithm, "N_PROCESSES", 2)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match=r"fsdp and zero3 shard it; use --launch multi"):
-        train(RECIPES["grpo"], run)
+        train(RECIPES["stopped"], run)
 
 
 def test_a_launch_of_a_failing_process_prints_no_traceback(tmp_path):

@@ -4,10 +4,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from leret.config.training import TrainingRecipe
-from leret.core.errors import RunError, TrainingError
+from leret.core.errors import TrainingError
 from leret.training import stage
-from leret.training.stage import _check_same, estimate, train
+from leret.training.stage import estimate, train
 from leret.training.stored.kto import KTORecipe
 from leret.training.stored.preference import DPORecipe, IPORecipe
 from leret.training.stored.sft import SFTRecipe
@@ -66,15 +65,6 @@ def test_running_out_of_memory_names_the_keys_to_lower(run, monkeypatch, error):
         train(SFT, run)
 
 
-def test_examples_that_are_too_long_are_dropped_and_counted(tmp_path, base):
-    run = sampled_run(tmp_path / "run", base, words=30)
-    report = train(changed(SFT, max_length=24), run)
-    assert report.examples + report.dropped == 24
-    assert 0 < report.dropped < 24
-    with pytest.raises(TrainingError, match=r"none of 24 examples fits into 4 tokens \(the shortest has \d+\)"):
-        train(changed(SFT, name="none", max_length=4), run)
-
-
 def test_another_dspy_than_at_sampling_is_a_warning(run, caplog):
     run.update(versions={**run.manifest.versions, "dspy": "0"})
     estimate(SFT, run)
@@ -108,12 +98,3 @@ def test_under_deepspeed_a_last_checkpoint_is_refused_with_what_to_remove(tmp_pa
     engine.trainer = SimpleNamespace(is_deepspeed_enabled=True)
     with pytest.raises(TrainingError, match=f"delete {tmp_path} and run the command again"):
         engine.load(tmp_path)
-
-
-def test_a_training_that_has_removed_keys_resumes_where_they_had_their_defaults(tmp_path):
-    recipe = TrainingRecipe.model_validate({"algorithm": "distill"})
-    key = {"recipe": recipe.model_dump(mode="json"), "digest": {}}
-    job = SimpleNamespace(recipe=recipe, key=key, directory=SimpleNamespace(policy=tmp_path, path=tmp_path))
-    _check_same(job, {**key, "recipe": {**key["recipe"], "samples": "student"}})
-    with pytest.raises(RunError, match="samples: 'teacher' in the run, None in the recipe"):
-        _check_same(job, {**key, "recipe": {**key["recipe"], "samples": "teacher"}})

@@ -22,43 +22,6 @@ JOINT = JointRecipe(
 )  # fmt: skip
 
 
-def test_shared_keys_reach_both_actors_and_sections_keep_theirs():
-    recipe = changed(JOINT, seed=7, max_steps=None, num_train_epochs=2)
-    picker, writer = recipe.actor("picker", 40), recipe.actor("writer", 40)
-    assert (picker.seed, writer.seed, picker.questions_per_round) == (7, 7, 4)
-    assert (picker.learning_rate, writer.learning_rate, writer.num_generations) == (1e-2, 1e-3, 2)
-    assert picker.n_steps(40) == writer.n_steps(40) == recipe.n_rounds(40) == 20
-    twice = changed(recipe, picker={**recipe.picker.model_dump(), "num_iterations": 2})
-    assert (twice.actor("picker", 40).n_steps(40), twice.n_steps(40)) == (40, 20)
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"learning_rate": 1e-3}, "learning_rate is a key of each actor; set picker.learning_rate or writer"),
-        ({"picker": {"limit": 3}}, "picker.limit applies to both actors"),
-        ({"writer": {"seed": 3}}, "writer.seed applies to both actors"),
-        ({"picker": {"top_p": 0.9}}, "picker.top_p"),
-        ({"writer": {"engine": "trl", "states": "stored"}}, "writer.states applies to both|writer.engine"),
-        ({"credit": "step"}, "remove groups, states, credit"),
-        ({"picker": {"num_generations": 1}, "writer": {"num_generations": 1}}, "nothing to compare"),
-    ],
-)
-def test_a_key_in_the_wrong_place_is_refused(keys, says):
-    with pytest.raises(ValueError, match=says):
-        JointRecipe(**keys)
-
-
-def test_predictors_are_split_between_the_actors(dialogue_run):
-    recipe = job_in(JOINT, dialogue_run).recipe
-    assert (recipe.picker.predictors, recipe.writer.predictors) == (("pick",), ("reply",))
-    assert recipe.predictors == ("pick", "reply")
-    section = dialogue_run.sampling()
-    dialogue_run.update(sampling={**section, "policies": {"pick": {"kind": "local", "model": "demo"}}})
-    with pytest.raises(TrainingError, match=r"joint trains .* but no predictor"):
-        job_in(JOINT, dialogue_run)
-
-
 def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tmp_path):
     sample(job_in(JOINT, dialogue_run).environment.recipe, run := dialogue_run)
     recipe = changed(JOINT, max_steps=2, eval_steps=2, eval_split="train", eval_tasks=2, metric_for_best_model="f1")
@@ -72,7 +35,12 @@ def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tm
     program = leret.load(run.program)
     assert program.program.pick.actor.settings.model == str((report.path / "picker").resolve())
     task = next(iter(job_in(JOINT, run).environment.tasks("test")))
-    assert program(**task.inputs).reply
+    reply = program(**task.inputs).reply
+    program.save(tmp_path / "saved")
+    saved = leret.load(tmp_path / "saved", retriever=program.program.search.retriever)
+    assert saved(**task.inputs).reply == reply
+    assert str(tmp_path / "saved/policies/picker-") in saved.program.pick.actor.settings.model
+    assert saved.program.pick.actor.digest == program.program.pick.actor.digest
     for kind, actor in ((PickRecipe, "picker"), (GRPORecipe, "writer")):
         initial = job_in(kind(name="next", init_from="joint", limit=4), run).initial
         assert (initial.directory, initial.total_steps) == (run.policies / "joint" / actor, 2)
@@ -113,12 +81,18 @@ def test_a_training_begins_at_ratio_one_and_goes_on_after_a_crash_to_the_same_bi
     first, second, _ = log(resumed)
     assert "pick/val/ratio" not in first  # a picker from scratch has no weights yet
     assert (first["val/ratio"], second["pick/val/ratio"]) == pytest.approx((1, 1), abs=1e-5)
-    assert {"pick/reward", "pick/learning_rate", "pick/grad_norm", "completions/length_ratio"} <= second.keys()
+    assert first["pick/learning_rate"] / first["learning_rate"] == pytest.approx(10)  # each section has its keys
+    assert {"pick/reward", "pick/grad_norm", "completions/length_ratio"} <= second.keys()
 
 
-def test_a_program_without_a_writer_after_the_pick_is_refused(dialogue_run):
+def test_predictors_are_split_and_a_program_without_a_writer_after_the_pick_or_a_picker_is_refused(dialogue_run):
     recipe = job_in(JOINT, dialogue_run).recipe
+    assert (recipe.picker.predictors, recipe.writer.predictors) == (("pick",), ("reply",))
     writer = recipe.writer.model_copy(update={"predictors": ("nothing",)})
     job = job_in(recipe.model_copy(update={"writer": writer, "predictors": ("pick",)}), dialogue_run)
     with open_loop(job) as loop, pytest.raises(ConfigError, match="writes after a pick"):
         loop._sample(0)
+    section = dialogue_run.sampling()
+    dialogue_run.update(sampling={**section, "policies": {"pick": {"kind": "local", "model": "demo"}}})
+    with pytest.raises(TrainingError, match=r"joint trains .* but no predictor"):
+        job_in(JOINT, dialogue_run)

@@ -88,20 +88,6 @@ def test_grpo_logs_the_ratio_and_the_kl_to_the_initial_picker(picking_run):
     assert held[-1]["kl"] < 0.3 * entries[-1]["kl"]
 
 
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"loss": "kl", "entropy_coef": 0.1, "scale_rewards": "batch"}, "scale_rewards or entropy_coef"),
-        ({"loss": "kl", "beta": 0.1}, "kl does not read beta"),
-        ({"reward_temperature": 1.0}, "grpo does not read reward_temperature"),
-        ({"loss": "kl", "groups": "question"}, "kl compares the picks of a state"),
-    ],
-)
-def test_a_key_that_the_loss_does_not_read_is_refused(keys, says):
-    with pytest.raises(ValueError, match=says):
-        PickRecipe(**keys)
-
-
 def test_values_of_paths_refuse_credit_that_counts_later_steps_too(picking_run):
     with pytest.raises(ConfigError, match="pqn adds up step rewards itself"):
         train(changed(PQN, credit="both"), picking_run)

@@ -1,5 +1,6 @@
 import random
 import statistics
+from functools import partial
 
 import pytest
 import torch
@@ -64,26 +65,22 @@ def test_whitened_values_have_mean_0_and_variance_1():
     assert float(advantages.whiten(torch.tensor([[3.0]]), torch.ones(1, 1))) == 0.0
 
 
-def test_groups_of_one_have_no_spread_to_tell():
-    groups, rewards = torch.tensor([0, 1, 1, 2]), torch.tensor([1.0, 0.0, 1.0, 3.0])
-    expected = {"reward": 1.25, "reward_std": 0.5**0.5, "frac_reward_zero_std": 0.0}
-    assert group_statistics(rewards, groups) == pytest.approx(expected)
-    assert group_statistics(rewards[:1], groups[:1]) == {"reward": 1.0}
-
-
 ROLLOUTS = torch.tensor([0, 1, 2, 2, 1, 2])  # of lengths 1, 2 and 3; rows are ordered by state
 QUESTION = torch.zeros(6).long()
 OUTCOMES = torch.tensor([1.0, 0.0, 0.5])
 
 
-@pytest.mark.parametrize("estimate", [leave_one_out, lambda *x: group_relative(*x, "group"),
-                                      lambda *x: group_relative(*x, "batch")])  # fmt: skip
-def test_every_turn_has_its_rollouts_advantage_however_long_it_is(estimate):
-    found = Comparison(QUESTION, ROLLOUTS).apply(estimate, OUTCOMES[ROLLOUTS].double())
-    assert found.tolist() == estimate(OUTCOMES.double(), torch.zeros(3).long())[ROLLOUTS].tolist()
-
-
-def test_statistics_and_penalties_of_rollouts_count_each_rollout_once():
+def test_a_rollout_counts_once_however_many_turns_it_has():
     compare = Comparison(QUESTION, ROLLOUTS)
+    for estimate in (leave_one_out, partial(group_relative, scale="group"), partial(group_relative, scale="batch")):
+        found = compare.apply(estimate, OUTCOMES[ROLLOUTS].double())
+        assert found.tolist() == estimate(OUTCOMES.double(), torch.zeros(3).long())[ROLLOUTS].tolist()
     assert group_statistics(*compare.distinct(OUTCOMES[ROLLOUTS]))["reward"] == 0.5
     assert compare.totals(torch.ones(6)).tolist() == [1.0, 2.0, 3.0, 3.0, 2.0, 3.0]
+
+
+def test_a_group_of_one_has_no_spread():
+    rewards, groups = torch.tensor([1.0, 0.0, 1.0, 3.0]), torch.tensor([0, 1, 1, 2])
+    expected = {"reward": 1.25, "reward_std": 0.5**0.5, "frac_reward_zero_std": 0.0}
+    assert group_statistics(rewards, groups) == pytest.approx(expected)
+    assert group_statistics(rewards[:1], groups[:1]) == {"reward": 1.0}

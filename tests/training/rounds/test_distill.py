@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from aiohttp import web
-from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.config.policy import OpenAIPolicySettings
@@ -19,10 +18,9 @@ from leret.training.rounds.update import Forward, RolloutBatch
 from leret.training.rounds.writing import WriterLearner
 from leret.training.stage import train
 from tests.http.servers import Served, serving
-from tests.policies.servers import refusal
 from tests.tiny import tiny_policy
 from tests.training.rounds.test_update import batch, make, same_gradients, trl_inputs, trl_trainer
-from tests.training.training_runs import ONLINE, log, nudge, weights_of
+from tests.training.training_runs import ONLINE, log, nudge
 
 TRL_BETAS = {"forward": 0.0, "reverse": 1.0, "jsd": 0.3}
 
@@ -120,25 +118,6 @@ def test_the_mask_imitates_below_the_best_reward_and_reinforces_the_best():
     assert float(terms["imitation"]) == pytest.approx(0.5)
 
 
-def test_a_larger_vocabulary_of_the_same_tokens_is_cut():
-    made = RolloutBatch.of([([3], [1])], torch.tensor([0]))
-    whole = replace(made, imitation=made.mask, old_logps=torch.zeros(1, 1)).counted(None, False)
-    now = Forward(torch.zeros(1, 1, 3), torch.zeros(1, 1), None, teacher=outputs(torch.zeros(1, 1, 5)))
-    assert float(loss(DistillRecipe(), whole, now, 0.0)["divergence"]) == pytest.approx(0)
-
-
-def test_a_token_of_probability_0_gives_a_finite_loss():
-    from leret.training.rounds.losses import divergence
-
-    logits = torch.tensor([[[0.0, 1.0, -torch.inf]]], requires_grad=True)
-    teacher = torch.tensor([[[1.0, 0.0, -torch.inf]]])
-    for beta in (0.0, 0.5, 1.0):
-        value = divergence(logits, teacher, beta)
-        assert 0 < float(value) < 1
-        [gradient] = torch.autograd.grad(value.sum(), logits)
-        assert gradient.isfinite().all()
-
-
 BIG = {"model": "big", "urls": ["http://127.0.0.1:9/v1"]}
 SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16}
 
@@ -150,14 +129,6 @@ def teacher(base, tmp_path):
     nudge(model, 0.1)
     model.save_pretrained(path)
     return model, str(path)
-
-
-def test_a_run_becomes_a_student_of_its_teacher(run, base, teacher):
-    report = train(DistillRecipe(**SMALL, teacher=teacher[1]), run)
-    assert weights_of(report.path) != weights_of(base)
-    entries = log(report)
-    assert {"reward", "distill/divergence", "distill/share", "loss"} <= entries[0].keys()
-    assert entries[-1]["distill/divergence"] < entries[0]["distill/divergence"]
 
 
 def test_a_teacher_that_cannot_teach_the_student_is_refused(run, monkeypatch):
@@ -195,32 +166,16 @@ def test_only_the_teachers_prompt_has_a_hint_which_leaves_room_for_the_completio
     assert all(hinted >= prompt for prompt, hinted, _ in lengths)
 
 
-@pytest.mark.parametrize(
-    ("message", "keys"),
-    [
-        ("estimator: sampled estimates the reverse KL", {"estimator": "sampled", "divergence": "jsd"}),
-        ("set hint: gold", {"teacher": "self"}),
-        ("remove groups", {"hint": "gold", "groups": "question"}),
-        (r"estimator: full needs .* set estimator: sampled", {"teacher": BIG}),
-    ],
-)
-def test_keys_that_do_not_go_together_are_refused(message, keys):
-    with pytest.raises(ValidationError, match=message):
-        DistillRecipe(**keys)
-
-
 class Vllm(Served):
     """Scores prompts of token ids as vLLM does; ``change`` edits the table of an answer."""
 
-    def __init__(self, model, tokenizer, change=lambda table: table, faults=None):
-        super().__init__(faults)
+    def __init__(self, model, tokenizer, change=lambda table: table):
+        super().__init__()
         self.model, self.tokenizer, self.change = model, tokenizer, change
 
     async def route(self, request, body):
         assert (request.path, body["echo"], body["max_tokens"]) == ("/v1/completions", True, 0)
         ids = body["prompt"]
-        if max(ids) >= len(self.tokenizer):
-            return refusal(f"Token id {max(ids)} is out of vocabulary")
         with torch.no_grad():
             logps = self.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         table = [None]
@@ -230,12 +185,12 @@ class Vllm(Served):
         return web.json_response({"choices": [{"text": "", "prompt_logprobs": self.change(table)}]})
 
 
-def with_server(server, work, **keys):
+def with_server(server, work):
     """Return the result of ``work`` on the recipe section of a server."""
 
     async def main():
         async with serving(server, under="/v1") as urls:
-            section = {"kind": "openai", "model": "big", "urls": urls, "retry_for_s": 0, **keys}
+            section = {"kind": "openai", "model": "big", "urls": urls, "retry_for_s": 0}
             return await asyncio.to_thread(work, section)
 
     return asyncio.run(main())
@@ -251,13 +206,17 @@ def test_a_run_learns_from_a_server_what_it_learns_from_the_same_teacher_in_proc
     ]
     assert "from big" in (reports[0].path / "README.md").read_text()
     for served, local in zip(*map(log, reports), strict=True):
-        assert served.keys() == local.keys()
+        assert served.keys() == local.keys() >= {"reward", "distill/divergence", "distill/share", "loss"}
         for name in ("loss", "distill/divergence", "grad_norm", "reward"):
             assert served[name] == pytest.approx(local[name], abs=1e-5)
     checked = server.bodies[0]["prompt"]
     size = len(server.tokenizer)
     assert (checked[0], checked[-1], len(checked) > 50) == (0, size - 1, True), "tokens of the whole vocabulary"
     train(DistillRecipe(**keys, name="served", teacher=BIG), run)
+
+
+def edited(row, **keys):
+    return {token: scored | keys for token, scored in row.items()}
 
 
 @pytest.mark.parametrize(
@@ -275,33 +234,11 @@ def test_a_run_learns_from_a_server_what_it_learns_from_the_same_teacher_in_proc
     ids=["short", "missing", "no value", "not finite", "another token"],
 )
 def test_wrong_answers_of_a_teacher_are_refused(base, message, change):
-    with pytest.raises((TrainingError, PolicyError), match=rf"http://127\.0\.0\.1:\d+/v1.*{message}"):
-        scores_of(base, [5, 6, 7, 8], change)
-
-
-def edited(row, **keys):
-    return {token: scored | keys for token, scored in row.items()}
-
-
-def scores_of(base, completion, change=lambda table: table, faults=None, **keys):
     tokenizer = AutoTokenizer.from_pretrained(base)
-    server = Vllm(AutoModelForCausalLM.from_pretrained(base), tokenizer, change, faults)
-    score = lambda section: ServedTeacher(OpenAIPolicySettings(**section), tokenizer).score([([3, 4], completion)])  # noqa: E731
-    return with_server(server, score, **keys)
 
+    def score(section):
+        return ServedTeacher(OpenAIPolicySettings(**section), tokenizer).score([([3, 4], [5, 6, 7, 8])])
 
-def test_a_teacher_that_does_not_answer_or_does_not_know_a_token_is_named(base):
-    with pytest.raises(PolicyError, match=r"did not answer within 0\.2 s"):
-        scores_of(base, [5], faults=["stall"], timeout_s=0.2)
-    with pytest.raises(PolicyError, match=r"Token id \d+ is out of vocabulary.*fix teacher\.urls"):
-        scores_of(base, [10**6])
-
-
-def test_a_part_of_a_character_may_be_shown_in_any_way():
-    class Bytes:
-        def decode(self, ids):
-            return "\ufffd"
-
-    answer = {"choices": [{"prompt_logprobs": [None, {"5": {"logprob": -1.0, "decoded_token": "\u00e9"}}]}]}
-    served = ServedTeacher(OpenAIPolicySettings(model="big", urls=["http://a"]), Bytes())
-    assert served._logps([4], [5], SimpleNamespace(url="http://a", json=answer)) == [-1.0]
+    server = Vllm(AutoModelForCausalLM.from_pretrained(base), tokenizer, change)
+    with pytest.raises((TrainingError, PolicyError), match=rf"http://127\.0\.0\.1:\d+/v1.*{message}"):
+        with_server(server, score)

@@ -1,16 +1,10 @@
-from types import SimpleNamespace
-
 import pytest
 
 from leret.core.errors import RunError
-from leret.core.progress import Progress
-from leret.training.driver import Driver, StepLoop
-from leret.training.job import Interrupt
 from leret.training.rounds.grpo import GRPORecipe, GSPORecipe
 from leret.training.rounds.ppo import PPORecipe
 from leret.training.rounds.rloo import RLOORecipe
 from leret.training.stage import estimate, train
-from leret.training.watch import Monitor
 from tests.training.training_runs import ONLINE, bits, changed, crash, log, record, weights_of
 
 SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16, "save_steps": 2}
@@ -18,7 +12,7 @@ GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, n
 GSPO = GSPORecipe(**SMALL, num_mini_batches=2)
 
 
-@pytest.mark.parametrize("recipe", [GRPO, GSPO, RLOO, PPO], ids=["grpo", "gspo", "rloo", "ppo"])
+@pytest.mark.parametrize("recipe", [GSPO, RLOO], ids=["gspo", "rloo"])
 def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     recipe = changed(recipe, limit=6)
     assert estimate(recipe, run).steps == recipe.n_steps(6)
@@ -28,7 +22,7 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     assert [entry["step"] for entry in entries] == [1, 2, 3]
     names = {"reward", "frac_reward_zero_std", "entropy", "completions/mean_length", "learning_rate", "grad_norm"}
     names |= {"completions/unparsed", "reward_percentiles/0", "reward_percentiles/100"}
-    names |= {"rloo": {"kl", "val/ratio"}, "ppo": {"kl", "loss/value_avg"}}.get(recipe.algorithm, set())
+    names |= {"kl", "val/ratio"} if recipe.algorithm == "rloo" else set()
     assert names <= set.union(*map(set, entries))
     assert report.examples == 3 * 2 * 2 * 4  # rounds, questions, steps of the program, completions
     assert train(recipe, run).already
@@ -45,23 +39,8 @@ def test_a_training_that_goes_on_after_a_crash_ends_in_the_same_bits(run, recipe
     resumed = train(recipe, run)
     assert resumed.resumed_from == 2
     assert bits(resumed) == bits(train(changed(recipe, name="straight"), run))
-
-
-@pytest.mark.parametrize(("every", "logged"), [(3, [1, 3, 5, 10, 15, 20, 22]), (5, [1, 5, 10, 15, 20, 22])])
-def test_every_entry_of_the_log_is_seen_once_beside_validations(tmp_path, every, logged):
-    tracker = SimpleNamespace(rows=[], log=lambda values, step: tracker.rows.extend((step, name) for name in values))
-    loop, monitor = StepLoop(tmp_path, 5, 100, 22), Monitor("grpo", trackers=[tracker])
-    validate = lambda: {"eval_recall": 0.5, "eval_unparsed": 0.0}  # noqa: E731  best at first: that step is saved and logged
-    loop.add_callback(Driver(loop.log, monitor, "train", Progress(), Interrupt(), validate, every))
-    loop.begin()
-    while not loop.is_over:
-        loop.end_step({"reward": 0.5 if loop.state.global_step < 5 else 0.1})
-    rounds = [step for step, name in tracker.rows if name == "train/reward"]
-    validated = [step for step, name in tracker.rows if name == "eval/recall"]
-    assert rounds == logged
-    assert validated == [0, *range(every, 22, every), 22]
-    assert [entry["step"] for entry in loop.state.log_history if "reward" in entry] == logged
-    assert "reward" in monitor._raised
+    if recipe.algorithm == "ppo":
+        assert {"kl", "loss/value_avg"} <= log(resumed)[-1].keys()
 
 
 def test_the_best_policy_of_the_validations_is_kept(run, monkeypatch):

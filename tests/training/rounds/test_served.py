@@ -82,7 +82,6 @@ def test_what_the_servers_cannot_do_is_said(run, base):
         (lambda ids: ([7, 8], [-1, -1]), "token ids of '.*' for the completion"),
         (lambda ids: ([*ids, 7], [-1, -1]), "3 token ids and 2 log-probabilities"),
         (lambda ids: ([10_000_000], [-1]), r"token ids from 10000000 to 10000000, but the vocabulary has \d+"),
-        (lambda ids: ([-3, 5], [-1, -1]), "token ids from -3 to 5"),
     ],
 )
 def test_token_ids_of_a_server_that_are_not_the_text_are_refused(run, base, tokens, says):

@@ -1,5 +1,4 @@
 import asyncio
-import importlib.util
 import json
 import re
 import sys
@@ -9,8 +8,6 @@ from types import ModuleType, SimpleNamespace
 
 import pyarrow.parquet
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from leret.core.runs import Run
 from leret.core.types import seed_of
@@ -52,18 +49,7 @@ def rows(run):
     return table.to_pylist()
 
 
-def logps(model, row):
-    prompt, completion = row["prompt_ids"], row["completion_ids"]
-    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1)[range(len(completion)), completion]
-
-
-@pytest.fixture
-def policy():
-    return AutoModelForCausalLM.from_pretrained(policy_directory("demo"), dtype="float32")
-
-
-def test_a_row_has_the_stored_values_of_its_sample(run, rows):
+def test_rows_and_states_have_the_stored_values_of_their_samples(run, rows):
     with Store(run.store, read_only=True) as store:
         samples = {one.id: one for group in store.groups() for one in group.samples}
     for row in rows:
@@ -75,9 +61,13 @@ def test_a_row_has_the_stored_values_of_its_sample(run, rows):
         assert len(row["prompt_ids"]) == one.n_prompt_tokens
     assert set(Counter(row["group"] for row in rows).values()) == {N}
     assert {row["policy_digest"] for row in rows} == {run.manifest.policy_digest}
+    states = list(grpo_rows(run))
+    assert list(states[0]) == list(GRPO_COLUMNS)
+    assert {f"{one['state']}-{one['step']}-0" for one in states} == {row["group"] for row in rows}
+    assert all(one["relevant_doc_ids"] and json.loads(one["inputs"])["question"] for one in states)
 
 
-def test_each_prompt_of_the_bank_forms_a_group_and_what_saw_a_hint_is_left_out(tmp_path, policy):
+def test_each_prompt_of_the_bank_forms_a_group_and_what_saw_a_hint_is_left_out(tmp_path):
     (tmp_path / "bank").mkdir()
     demo = {"question": "Who directed the film?", "context": [], "query": "film"}
     few_shot = Prompt("1", {"write_query": [demo]})
@@ -85,17 +75,8 @@ def test_each_prompt_of_the_bank_forms_a_group_and_what_saw_a_hint_is_left_out(t
     run = sampled(tmp_path / "run", 2, prompts=2, bank={"path": f"{tmp_path}/bank"})
     rows = [row for row in rl_rows(run) if row["group"].endswith("-1")]
     assert sum(row["advantage"] for row in rows[:N]) == pytest.approx(0, abs=1e-9)
-    for row in rows:  # rows of the few-shot prompt that the sampler sent
-        assert logps(policy, row).tolist() == pytest.approx(row["logprobs"], abs=1e-4)
     replace(few_shot, hint="gold").save(run.prompts / "1.json")
     assert {row["group"].rpartition("-")[2] for row in rl_rows(run)} == {"0"}
-
-
-def test_states_have_the_labels_of_their_questions(run, rows):
-    states = list(grpo_rows(run))
-    assert list(states[0]) == list(GRPO_COLUMNS)
-    assert {f"{one['state']}-{one['step']}-0" for one in states} == {row["group"] for row in rows}
-    assert all(one["relevant_doc_ids"] and json.loads(one["inputs"])["question"] for one in states)
 
 
 def test_a_run_without_token_ids_or_without_its_tokenizer_says_what_to_do(run, rows, tmp_path, original):
@@ -148,11 +129,10 @@ def test_trl_computes_the_loss_of_the_first_update_and_trains_on_the_states(run,
 
 
 def provide(monkeypatch, name, **members):
-    """Provide a module, and its packages, if they are not installed."""
-    if importlib.util.find_spec(name.partition(".")[0]) is None:
-        for place in [name[: end.start()] for end in re.finditer(r"\.|$", name)]:
-            monkeypatch.setitem(sys.modules, place, ModuleType(place))
-        vars(sys.modules[name]).update(members)
+    """Provide a module, and its packages, as if they were installed."""
+    for place in [name[: end.start()] for end in re.finditer(r"\.|$", name)]:
+        monkeypatch.setitem(sys.modules, place, ModuleType(place))
+    vars(sys.modules[name]).update(members)
 
 
 def test_the_records_of_prime_rl_and_skyrl_have_their_fields(rows, monkeypatch):

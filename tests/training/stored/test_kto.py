@@ -5,11 +5,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.core.types import Failure
-from leret.sampling.store.store import SamplingParams, Store
+from leret.sampling.store.store import Store
 from leret.training.data import Encoded, GroupSamples, RunSamples
-from leret.training.stored.kto import KTO, KTORecipe, examples, kto_rows
-from tests.training.training_runs import POLICY, logp, moved, same_gradients, trl_loss
+from leret.training.stored.kto import KTO, KTORecipe, examples
+from tests.training.training_runs import logp, moved, same_gradients, trl_loss
 
 ROWS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 54, 5],), (0.5,)),
@@ -43,12 +42,6 @@ def test_kto_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, s
     same_gradients(policy, model)
 
 
-def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longest_row():
-    rows = kto_rows([Encoded([1, 2, 3], ([4],), (1.0,)), Encoded([1], ([5, 6, 7],), (-1.0,))])
-    assert rows["mismatched_tokens"] == [[5], [4]]
-    assert rows["label"] == [True, False]
-
-
 @pytest.mark.parametrize(
     ("baseline", "scores"),
     [("mean", {0.5: 24, -0.5: 24}), (0.5, {0.5: 24, 0.0: 24, -0.5: 24}), (0.75, {0.25: 24, -0.25: 24, -0.75: 24})],
@@ -63,29 +56,10 @@ def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, basel
     assert completions != examples(KTORecipe(baseline=baseline, seed=1), RunSamples(run))
 
 
-def test_a_completion_at_the_mean_of_its_states_rewards_is_left_out(run):
-    def trained(*rewards):
-        samples = (replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards))
-        memory = GroupSamples([spread, replace(group, samples=tuple(samples))])
-        return [example.completions[0] for example in examples(KTORecipe(), memory) if example.task_id == task]
-
+def test_equal_rewards_are_at_their_mean_in_floating_point_too(run):
     with Store(run.store) as store:
         spread, group = list(store.groups())[:2]
-    task = group.state.task_id
-    for equal in (0.1, 1 / 3):
-        assert not trained(*[equal] * 3)
-    assert {*trained(0.1, 0.2, -0.3, 0.0)} == {"0", "1", "2"}  # their mean is 1.4e-17 in floating point
-
-
-def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
-    with Store(run.store) as store:
-        group = next(store.groups())
-        bad = replace(group.samples[0], id="bad", index=9, completion="no", reward=None, failure=Failure("parse", "x"))
-        store.put_samples([bad], SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
-    texts = {example.completions[0] for example in examples(KTORecipe(), RunSamples(run))}
-    assert "no" not in texts
-    section = run.manifest.sampling
-    parts = {"reward": {"parts": {"ap": {"reward": "ap"}}, "unparsed_reward": -3.5}}
-    run.update(sampling={**section, "sampling": parts})
-    found = {example.completions[0]: example.scores[0] for example in examples(KTORecipe(), RunSamples(run))}
-    assert found["no"] == pytest.approx(-3.5 - (1.0 + 0.5 + 0.0 - 3.5) / 4)
+    for reward in (0.1, 1 / 3):
+        equal = replace(group, samples=tuple(replace(one, reward=reward) for one in group.samples))
+        found = examples(KTORecipe(), GroupSamples([spread, equal]))
+        assert {example.task_id for example in found} == {spread.state.task_id}
