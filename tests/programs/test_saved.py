@@ -21,7 +21,7 @@ from leret.programs.saved import ProgramSource, save, with_save
 from leret.retrieval.engines.bm25 import BM25
 from tests.keyed import at, keyed
 from tests.optimize.fakes import Writer
-from tests.programs.zoo import Async, Branch, TwoPredictors
+from tests.programs.zoo import Agent, Async, TwoPredictors
 from tests.sampling.fakes import FakeRetriever, write_data
 from tests.tiny import tiny_policy
 
@@ -65,22 +65,6 @@ class Counted(TwoPredictors):
     def __init__(self, hops=2):
         super().__init__()
         self.n_hops = hops
-
-
-def test_it_composes_runs_in_parallel_and_is_evaluated(saved):
-    class Outer(dspy.Module):
-        def forward(self, question):
-            return self.inner(question=question)
-
-    outer = Outer()
-    outer.inner = program = leret.load(saved)
-    questions = [f"alpha leads to {i}" for i in range(4)]
-    with dspy.context(adapter=dspy.ChatAdapter(), lm=None):  # whatever DSPy is configured with
-        alone = {question: program(question=question).doc_ids for question in questions}
-    examples = [dspy.Example(question=question).with_inputs("question") for question in questions]
-    evaluation = dspy.Evaluate(devset=examples, num_threads=2, display_progress=False)
-    same = evaluation(outer, metric=lambda example, prediction: prediction.doc_ids == alone[example.question])
-    assert same.score == 100
 
 
 def test_a_moved_run_loads_and_the_program_takes_its_file_along(saved, tmp_path):
@@ -162,8 +146,8 @@ def test_a_class_that_only_python_can_construct_is_given(lms, tmp_path, caplog):
     with pytest.raises(ProgramError, match=r"program=Local\(\.\.\.\)"):
         leret.load(tmp_path)
     assert leret.load(tmp_path, program=Local()).program.answer.demos
-    with pytest.raises(ProgramError, match=r"other predictors.*self\.rephrase"):
-        leret.load(tmp_path, program=Branch())
+    with pytest.raises(ProgramError, match=r"other predictors.*self\.agent"):
+        leret.load(tmp_path, program=Agent())
 
 
 def test_a_program_that_comes_out_otherwise_is_refused(lms, tmp_path):

@@ -51,18 +51,6 @@ class Agent(dspy.Module):
         return self.agent(question=question)
 
 
-class Branch(TwoPredictors):
-    def __init__(self):
-        super().__init__()
-        self.rephrase = dspy.Predict("question -> query")
-
-    def forward(self, question):
-        found = self.search(self.write(question=question, context=[]).query)
-        if question not in " ".join(found.passages):
-            found = self.search(self.rephrase(question=question).query, found)
-        return self.answer(question=question, context=found.passages)
-
-
 class Async(dspy.Module):
     def __init__(self):
         super().__init__()
