@@ -2,7 +2,7 @@
 
 import dspy
 
-from leret.programs.search import Found, Search, search_tool
+from leret.programs.search import Found, Search
 
 WRITE, ANSWER = "question, context: list[str] -> query", "question, context: list[str] -> answer"
 
@@ -69,20 +69,4 @@ class Retrieving(TwoPredictors):
 
     def forward(self, question):
         context = self.retrieve(self.write(question=question, context=[]).query).passages
-        return self.answer(question=question, context=context)
-
-
-def rows(query: str, k: int = 3) -> list[dict]:
-    return [{"text": f"T{i} | on {query}", "pid": i, "score": 9.0 - i} for i in range(k)]
-
-
-class Tool(TwoPredictors):
-    k = 2
-
-    def __init__(self):
-        super().__init__()
-        self.rows = search_tool(rows)
-
-    def forward(self, question):
-        context = [row["text"] for row in self.rows(self.write(question=question, context=[]).query, k=self.k)]
         return self.answer(question=question, context=context)
