@@ -22,10 +22,9 @@ WHY = f"{PYTHON} is missing: the official clients need an environment of their o
 
 pytestmark = [pytest.mark.clients, pytest.mark.skipif(not PYTHON.is_file(), reason=WHY)]
 
-LOGPROBS = {
-    "together": {"tokens": ["Ni", "le"], "token_ids": [5, 6], "token_logprobs": [-0.5, -1.0]},
-    "tgi": {"content": [{"token": t, "logprob": p, "top_logprobs": []} for t, p in (("Ni", -0.5), ("le", -1.0))]},
-}
+TOKENS = [{"token": token, "logprob": value, "top_logprobs": []} for token, value in (("Ni", -0.5), ("le", -1.0))]
+LOGPROBS = {"together": {}, "tgi": {"logprobs": {"content": TOKENS}}}
+"""Together's are those of `completion`."""
 
 
 def without_nulls(value):
@@ -40,7 +39,7 @@ class Service(ChatServer):
 
     def __init__(self, kind, reason):
         super().__init__()
-        self.choice = {"finish_reason": reason, "logprobs": LOGPROBS[kind]}
+        self.choice = {"finish_reason": reason, **LOGPROBS[kind]}
 
     async def route(self, request, body):
         answer = completion({**body, "n": body.get("n") or 1})
@@ -72,12 +71,8 @@ def exchange(kind, reason, seeds):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason", "finish", "seeds"),
-    [
-        ("together", "eos", "stop", (1, 2, 3)),
-        ("together", "length", "length", (1,)),
-        ("tgi", "eos_token", "stop", (1,)),
-    ],
+    ("kind", "reason", "seeds"),
+    [("together", "eos", (1, 2, 3)), ("together", "length", (1,)), ("tgi", "eos_token", (1,))],
 )
 def test_request_and_answer_are_those_of_the_official_client(kind, reason, seeds):
     completions, parsed, ours, theirs = exchange(kind, reason, seeds)
