@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import dspy
-from pydantic import BaseModel, Field
 
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.programs.search import Found, Search, search_tool
@@ -29,8 +28,6 @@ def value(kind, rng):
         return rng.choice(re.findall(r"'([^']*)'", kind))
     if kind.startswith("list"):
         return [value(kind[5:-1], rng) for _ in range(2)]
-    if kind == "Plan":
-        return {"steps": [{"query": word, "weight": 0.5}, {"query": word, "weight": 0.5}]}
     return word
 
 
@@ -79,25 +76,6 @@ def shape(outcome=WORKS, **parts):
 
 def end(found, **more):
     return dspy.Prediction(found=found.doc_ids, **more)
-
-
-class Step(BaseModel):
-    query: str = Field(min_length=1)
-    weight: float = Field(ge=0, le=1)
-
-
-class Plan(BaseModel):
-    steps: list[Step]
-
-
-PLANNED = dspy.Signature("question -> plan").with_updated_fields("plan", type_=Plan)
-
-
-@shape(plan=lambda self: dspy.Predict(PLANNED), refine="question, done: list[str] -> query")
-def nested_models_fed_back(self, question):
-    steps = self.plan(question=question).plan.steps
-    found = self.search(steps[0].query)
-    return end(self.search(self.refine(question=question, done=[step.query for step in steps]).query, found))
 
 
 class Innermost(dspy.Module):
