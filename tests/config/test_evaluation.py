@@ -24,7 +24,3 @@ def test_measures_take_settings_as_the_parts_of_a_reward_do(measures):
 def test_a_measure_with_a_weight_or_of_another_form_and_a_picker_as_reader_are_refused(key, value):
     with pytest.raises(ValidationError, match=key):
         EvalRecipe(**{key: value})
-
-
-def test_the_default_of_examples_of_earlier_versions_is_ignored():
-    assert EvalRecipe.model_validate({"examples": 10}) == EvalRecipe()

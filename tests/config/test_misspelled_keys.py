@@ -80,16 +80,6 @@ def overrides_for(data):
     return ["data.questions=README.md", own]
 
 
-def stages_of(value):
-    """Return the recipes in a file by stage; the file may describe a whole run."""
-    trainings = value.get("train", [])
-    trainings = trainings if isinstance(trainings, list) else [trainings]
-    recipes = [(TrainingRecipe, training) for training in trainings]
-    if "eval" in value:
-        recipes.append((EvalRecipe, value["eval"]))
-    return recipes
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -97,8 +87,6 @@ def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, tmp_path, monke
     model = STAGES[path.parent.name]
     alone = {name: item for name, item in value.items() if name not in {"train", "eval"}}
     check_each_key(alone, model, tmp_path, overrides_for(alone["data"]) if model is SamplingRecipe else [])
-    for stage, recipe in stages_of(value):
-        check_each_key(recipe, stage, tmp_path, [])
 
 
 @pytest.mark.parametrize(

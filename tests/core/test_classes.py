@@ -59,7 +59,7 @@ def test_imports_are_listed_without_running_the_file(folder):
     assert [path.relative_to(folder).as_posix() for path in found[1:]] == sorted(IMPORTED)
 
 
-@pytest.mark.parametrize("name", ["reward.py", *sorted(IMPORTED)])
+@pytest.mark.parametrize("name", ["reward.py", "near.py", "pack/deep/leaf.py"])
 def test_changed_import_changes_the_digest(folder, name):
     function = f"{folder}/reward.py:own"
     before = source_digest(function), sources_digest(["recall", function])

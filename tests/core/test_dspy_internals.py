@@ -1,6 +1,5 @@
 import ast
 import asyncio
-import copy
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,13 +38,6 @@ def test_one_thread_at_a_time_parses(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(ast.parse, "abcd"))
     assert most == [1, 1, 1, 1]
-
-
-def test_default_adapter_is_that_of_a_predictor():
-    with dspy.context(adapter=None):
-        assert type(dspy_internals.current_adapter()) is dspy.ChatAdapter
-    with dspy.context(adapter=dspy.XMLAdapter()):
-        assert dspy_internals.current_adapter() is dspy.settings.adapter
 
 
 def test_parts_of_tool_calls_are_text_and_images_are_refused():
@@ -89,23 +81,6 @@ def test_a_forced_call_shows_only_its_tool():
     assert "tools" not in messages_of(asking(mode="none"))[0]
     with pytest.raises(lm15.UnsupportedFeatureError, match="remove parallel_tool_calls=False"):
         messages_of(asking(parallel=False))
-
-
-@pytest.mark.parametrize("kind", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
-def test_only_the_last_message_depends_on_the_inputs(kind):
-    adapter, demos = kind(), [{"question": "a", "answer": "b"}]
-    *before, last = adapter.format(SIGNATURE, demos, {"question": "who"})
-    assert before == adapter.format(SIGNATURE, demos, {"question": "what"})[:-1]
-    assert last == dspy_internals.last_message(adapter, SIGNATURE, {"question": "who"})
-
-
-def test_engine_lm_calls_its_function_and_survives_copies():
-    def echo(request):
-        return dspy_internals.text_response(request, messages_of(request)[-1]["content"].split()[-1], 3, 1)
-
-    lm = dspy_internals.EngineLM("echo", echo, temperature=0.5)
-    assert lm("say hello") == ["hello"]
-    assert copy.deepcopy(lm)("say hello") == ["hello"], "optimizers copy programs with their LM"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -160,12 +135,3 @@ def test_unparsed_completion_is_one_request():
     with settings, pytest.raises(dspy_internals.AdapterParseError):
         dspy.Predict(SIGNATURE)(question="?")
     assert (len(asked), adapter.use_json_adapter_fallback) == (1, True)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda lm: lm.copy(model="leret/new"), lambda lm: setattr(lm, "model", "leret/new")]
-)
-def test_request_names_the_current_model(change):
-    lm = dspy_internals.EngineLM("old", lambda request: dspy_internals.text_response(request, request.model))
-    assert lm("?") == ["leret/old"]
-    assert (change(lm) or lm)("?") == ["leret/new"]

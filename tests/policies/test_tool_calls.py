@@ -20,9 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Fi
     "block",
     [
         '{"name": "a", "arguments": {',
-        '{"arguments": {}}',
         '["a"]',
-        '{"name": "a", "arguments": "{}"}',
         '{"name": "a", "arguments": {"k": NaN}}',
         '{"name": "a", "arguments": {"k": "\\ud800"}}',
         "[" * 9999,

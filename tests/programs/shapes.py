@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 import dspy
-from pydantic import BaseModel, Field
 
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.programs.search import Found, Search, search_tool
@@ -29,8 +28,6 @@ def value(kind, rng):
         return rng.choice(re.findall(r"'([^']*)'", kind))
     if kind.startswith("list"):
         return [value(kind[5:-1], rng) for _ in range(2)]
-    if kind == "Plan":
-        return {"steps": [{"query": word, "weight": 0.5}, {"query": word, "weight": 0.5}]}
     return word
 
 
@@ -41,11 +38,6 @@ def written(messages, seed=0):
     fields = {name: value(kind, rng) for name, kind in re.findall(r"^\d+\. `(\w+)` \((.+?)\)", outputs, re.M)}
     if "next_tool_args" in fields:
         fields["next_tool_args"] = {"query": " ".join(rng.choices(WORDS, k=2))}
-    if "tool_calls" in fields:
-        is_last = "doc_id" in str(messages[1:])  # something was found
-        tool = ("submit", {"answer": rng.choice(WORDS)}) if is_last else ("look_up", {"query": rng.choice(WORDS)})
-        tool = dict(zip(("name", "args"), tool, strict=True))
-        fields["tool_calls"] = {"tool_calls": [tool]}
     texts = {name: one if isinstance(one, str) else json.dumps(one) for name, one in fields.items()}
     if "Outputs will be a JSON object" in system:
         return json.dumps(fields)
@@ -86,53 +78,6 @@ def end(found, **more):
     return dspy.Prediction(found=found.doc_ids, **more)
 
 
-@shape(hops=lambda self: [dspy.ChainOfThought(QUERY) for _ in range(2)], write=None)
-def baleen(self, question):
-    found = Found()
-    for hop in self.hops:
-        found = self.search(hop(question=question, context=found.passages).query, found)
-    return end(found, answer=self.answer(question=question, context=found.passages).answer)
-
-
-class Step(BaseModel):
-    query: str = Field(min_length=1)
-    weight: float = Field(ge=0, le=1)
-
-
-class Plan(BaseModel):
-    steps: list[Step]
-
-
-PLANNED = dspy.Signature("question -> plan").with_updated_fields("plan", type_=Plan)
-
-
-@shape(plan=lambda self: dspy.Predict(PLANNED), refine="question, done: list[str] -> query")
-def nested_models_fed_back(self, question):
-    steps = self.plan(question=question).plan.steps
-    found = self.search(steps[0].query)
-    return end(self.search(self.refine(question=question, done=[step.query for step in steps]).query, found))
-
-
-@shape(write="question, history: dspy.History -> query")
-def history_grown_inside(self, question):
-    history, found = dspy.History(messages=[]), Found()
-    for _ in range(2):
-        query = self.write(question=question, history=history).query
-        found = self.search(query, found)
-        history = dspy.History(messages=[*history.messages, {"question": question, "query": query}])
-    return end(found)
-
-
-@shape(
-    write=lambda self: dspy.ChainOfThought(QUERY),
-    compare=lambda self: dspy.MultiChainComparison("question -> query", M=2),
-)
-def multi_chain_comparison(self, question):
-    configs = [{"rollout_id": i, "temperature": 1.0} for i in range(2)]
-    chains = [self.write(question=question, context=[], config=config) for config in configs]
-    return end(self.search(self.compare(chains, question=question).query))
-
-
 class Innermost(dspy.Module):
     def __init__(self):
         super().__init__()
@@ -140,40 +85,6 @@ class Innermost(dspy.Module):
 
     def forward(self, question, found):
         return self.search(self.write(question=question, context=found.passages).query, found)
-
-
-@shape()
-def signature_per_call(self, question):
-    signature = self.write.signature.with_instructions(f"Write two words on {question}.")
-    found = self.search(self.write(question=question, context=[], signature=signature).query)
-    return end(self.search(self.write(question=question, context=found.passages).query, found))
-
-
-@shape("no predictor to train.*attribute", grid=lambda self: {"a": [dspy.Predict(QUERY)]}, write=None, answer=None)
-def predictors_in_lists_of_a_dict(self, question):
-    return end(self.search(self.grid["a"][0](question=question, context=[]).query))
-
-
-@search_tool
-def look_up(query: str) -> list[dict]:
-    """Rows for a query."""
-    return [{"doc_id": p.doc_id, "text": p.text} for p in FakeRetriever().search([query], 2)[0]]
-
-
-def agent(kind=dspy.ReAct, tool=look_up):
-    return lambda self: kind("question -> answer", tools=[tool], max_iters=2)
-
-
-@shape(agent=agent(getattr(dspy, "ReActV2", dspy.ReAct)))
-def react_v2(self, question):
-    return self.agent(question=question)
-
-
-@shape(act="question, tools: list[dspy.Tool] -> tool_calls: dspy.ToolCalls")
-def predicted_tool_calls(self, question):
-    calls = self.act(question=question, tools=[dspy.Tool(look_up)]).tool_calls.tool_calls
-    rows = [row for call in calls if call.name == "look_up" for row in look_up(**call.args)]
-    return dspy.Prediction(found=[row["doc_id"] for row in rows])
 
 
 @search_tool
@@ -197,7 +108,7 @@ def best_of_n_by_what_is_found(self, question):
     return end(self.best(question=question, found=Found()))
 
 
-@shape(agent=agent(tool=look_up_later))
+@shape(agent=lambda self: dspy.ReAct("question -> answer", tools=[look_up_later], max_iters=2))
 async def async_agent(self, question):
     return await self.agent.acall(question=question)
 
@@ -260,12 +171,6 @@ def adapter_set_inside(self, question):
     with dspy.context(adapter=dspy.XMLAdapter()):
         query = self.write(question=question, context=[]).query
     return end(self.search(query))
-
-
-@shape("different messages.*leret/replay")
-def reads_the_settings(self, question):
-    name = str(getattr(dspy.settings.lm, "model", ""))
-    return end(self.search(self.write(question=f"{question} by {name}", context=[]).query))
 
 
 @shape("n > 1.*make several calls")

@@ -2,10 +2,7 @@ import dspy
 import pytest
 
 from leret.core.errors import ReplayError
-from leret.core.runs import Run
-from leret.sampling.stage import sample
 from tests.programs.zoo import Agent, TwoPredictors
-from tests.sampling.fakes import open_fakes, recipe_of, write_data
 
 
 @pytest.mark.parametrize("kind", [dspy.XMLAdapter, dspy.ChatAdapter, dspy.JSONAdapter])
@@ -59,25 +56,3 @@ def test_a_call_out_of_reach_is_refused(walk):
     here.away, away.away = False, True
     with pytest.raises(ReplayError, match=r"calls the LM openai/away, .*self\.judge = "):
         walk(here, pure=away)
-
-
-OWN = """
-import random, dspy
-from leret.programs.search import Search
-class Own(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.write, self.search = dspy.Predict("question, n -> query"), Search()
-    def forward(self, question):
-        return self.search(self.write(question=question, n=str(random.random())).query)
-"""
-
-
-def test_the_stage_refuses_a_program_that_is_not_deterministic_before_it_asks_the_policy(tmp_path, monkeypatch):
-    policies = open_fakes(monkeypatch)
-    write_data(tmp_path)
-    (tmp_path / "own.py").write_text(OWN)
-    recipe = recipe_of(prompts=1, program={"path": f"{tmp_path}/own.py:Own"})
-    with pytest.raises(ReplayError, match=r"write.n was .* and .* in another"):
-        sample(recipe, Run.create(tmp_path / "run"), base_dir=tmp_path)
-    assert not policies[0].requests

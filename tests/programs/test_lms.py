@@ -1,13 +1,10 @@
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dspy
 import pytest
 
-from leret.core.dspy_internals import EngineLM, main_thread_config, messages_of, text_response
-from leret.core.errors import LeretError
+from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.programs.adapters import CompactAdapter
-from leret.retrieval.base import CallableRetriever
 from leret.sampling.store.store import Store
 from tests.optimize.fakes import TRAIN, Words, Writer, fake_lm, fake_training, leret_of, student_of
 from tests.sampling.fakes import FakeRetriever
@@ -70,21 +67,6 @@ def test_a_call_is_answered_by_the_lm_that_dspy_asks(how, world, tmp_path):
     with Store(Path(best.run_dir) / "rollouts.db", read_only=True) as store:
         assert {group.state.predictor for group in store.groups() if group.samples[0].is_sampled} == {"write"}
     assert len(world) <= 3 * len(TRAIN), "replays do not repeat the call"
-
-
-class Threaded(Writer):
-    def forward(self, question):
-        query = self.write(question=question, context=[]).query
-        with ThreadPoolExecutor(1) as pool:
-            rows = pool.submit(lambda: dspy.settings.rm(query, k=2)).result()
-        return dspy.Prediction(found=self.search(f"{query} {len(rows)}").doc_ids)
-
-
-def test_a_retriever_asked_in_a_thread_of_the_program_is_refused(tmp_path, monkeypatch):
-    shelf = type("Shelf", (CallableRetriever, FakeRetriever), {})
-    monkeypatch.setitem(main_thread_config, "rm", shelf())  # what every thread sees
-    with pytest.raises(LeretError, match=r"dspy\.Parallel, or start the thread with contextvars\.copy_context"):
-        leret_of(tmp_path).compile(student_of(Threaded), trainset=TRAIN)
 
 
 class HalfWrapped(Writer):

@@ -8,7 +8,6 @@ from leret.programs.load import load_program
 from leret.programs.mentions import QUESTION, mentions
 from leret.programs.search import Found
 from pipelines import expand
-from tests.programs.test_pick import Placed
 from tests.sampling.fakes import ROOT, FakeRetriever
 
 ASKED = 'Who directed Silent Harbor before "Red Dune" won in Rome?'
@@ -67,17 +66,6 @@ def test_candidates_of_a_search_count_only_when_they_are_picked(walk):
     assert [len(need.choice.candidates) for need in needs] == [4, 3]
     assert len(end.searches) == len(end.ranking) == 2
     assert end.prediction.doc_ids == [passage.doc_id for passage in end.ranking]
-
-
-@pytest.mark.parametrize(("place", "n_queries"), [(0, 1), (1, 3)])
-def test_a_name_is_picked_once_and_the_question_alone_as_often_as_it_helps(place, n_queries):
-    program = load_program(ROOT / "pipelines/expand.py", "Expand", {"k": 1, "picks": 3})
-    program.pick.actor = actor = Placed(place)
-    for search in (program.first, program.more):
-        search.retriever = FakeRetriever()
-    made = program(question="what follows alpha, Beta or Gamma leads to zeta?")
-    assert len(set(actor.answers)) == n_queries
-    assert len(made.doc_ids) == len(set(made.doc_ids)) > 1
 
 
 SUGGESTED = expand.likely_names(ASKED, Found(((HARBOR, DUNE),)))

@@ -10,20 +10,7 @@ from leret.programs.adapters import make_adapter
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 
-
-class WriteQuery(dspy.Signature):
-    """Write a query."""
-
-    question: str = dspy.InputField()
-    query: str = dspy.OutputField()
-
-
-class Plan(dspy.Signature):
-    """Plan searches."""
-
-    question: str = dspy.InputField()
-    queries: list[str] = dspy.OutputField()
-    why: str = dspy.OutputField()
+WRITE_QUERY, PLAN = dspy.Signature("question -> query"), dspy.Signature("question -> queries: list[str], why")
 
 
 def prefilled(kind, **keys):
@@ -43,7 +30,7 @@ def test_a_request_ends_with_the_beginning_of_the_answer_and_a_completion_is_its
     kind, beginnings, completion, end
 ):
     adapter, plain, inputs = prefilled(kind), make_adapter(AdapterSettings(kind=kind)), {"question": "where?"}
-    for signature, beginning in zip((WriteQuery, Plan), beginnings, strict=True):
+    for signature, beginning in zip((WRITE_QUERY, PLAN), beginnings, strict=True):
         messages = adapter.format(signature, [], inputs)
         assert messages == [*plain.format(signature, [], inputs), {"role": "assistant", "content": beginning}]
         formatter = Formatter(Replay(dspy.Predict(signature), adapter))
@@ -52,22 +39,22 @@ def test_a_request_ends_with_the_beginning_of_the_answer_and_a_completion_is_its
         assert formatter._heads
         assert isinstance(formatter.step(formatter.need("self", inputs), "").outputs, AdapterParseError)
 
-    assert adapter.parse(WriteQuery, completion) == {"query": "Oslo"}
-    rows = adapter.format_finetune_data(WriteQuery, [], inputs, {"query": "Oslo"})["messages"]
+    assert adapter.parse(WRITE_QUERY, completion) == {"query": "Oslo"}
+    rows = adapter.format_finetune_data(WRITE_QUERY, [], inputs, {"query": "Oslo"})["messages"]
     assert [row["role"] for row in rows[-2:]] == ["assistant", "assistant"]
     answer = "".join(row["content"] for row in rows[-2:])
-    assert answer == adapter.format_assistant_message_content(WriteQuery, {"query": "Oslo"})
+    assert answer == adapter.format_assistant_message_content(WRITE_QUERY, {"query": "Oslo"})
     assert answer.endswith(f"Oslo{end}")
 
 
 @pytest.mark.parametrize(
     ("kind", "signature", "stop"),
     [
-        ("compact", WriteQuery, ("\n",)),
-        ("compact", Plan, ()),
-        ("json", WriteQuery, ('"}', '",', '"\n', "\n")),
-        ("json", Plan, ()),
-        ("chat", WriteQuery, ("[[ ## completed ## ]]",)),
+        ("compact", WRITE_QUERY, ("\n",)),
+        ("compact", PLAN, ()),
+        ("json", WRITE_QUERY, ('"}', '",', '"\n', "\n")),
+        ("json", PLAN, ()),
+        ("chat", WRITE_QUERY, ("[[ ## completed ## ]]",)),
     ],
 )
 def test_stop_strings_end_the_answer(kind, signature, stop):
@@ -85,15 +72,15 @@ def test_an_lm_of_dspy_gets_the_stop_strings():
         return text_response(request, " Oslo")
 
     with dspy.context(lm=EngineLM("fake", answer), adapter=prefilled("compact")):
-        assert dspy.Predict(WriteQuery)(question="where?").query == "Oslo"
-        assert asyncio.run(dspy.Predict(WriteQuery).acall(question="where?")).query == "Oslo"
+        assert dspy.Predict(WRITE_QUERY)(question="where?").query == "Oslo"
+        assert asyncio.run(dspy.Predict(WRITE_QUERY).acall(question="where?")).query == "Oslo"
     assert [request.config.stop for request in seen] == [("\n",)] * 2
     assert messages_of(seen[0])[-1] == {"role": "assistant", "content": "query:"}
 
 
 def test_a_server_of_dspy_is_asked_to_continue_the_answer_without_native_tool_calls():
     lm = dspy.LM("openai/tiny", extra_body={"priority": 1})
-    keys = prefilled("json")._with_ending(lm, {}, WriteQuery)
+    keys = prefilled("json")._with_ending(lm, {}, WRITE_QUERY)
     assert keys["extra_body"] == {"priority": 1, "continue_final_message": True, "add_generation_prompt": False}
     with pytest.raises(ConfigError, match=r"adapter\.prefill"):
         prefilled("chat", use_native_function_calling=True)

@@ -79,20 +79,6 @@ def test_messages_are_what_the_adapter_gives(kind):
             assert formatter.messages(formatter.need("write", inputs), prompt, alike) == whole
 
 
-class Moody(dspy.ChatAdapter):
-    n = 0
-
-    def format_task_description(self, signature):
-        self.n += 1
-        return f"task {self.n}"
-
-
-def test_an_adapter_that_cannot_be_foretold_is_asked_every_time():
-    formatter = Formatter(Replay(Asks(), Moody()))
-    told = [formatter.messages(formatter.need("write", inputs))[0]["content"].split()[-1] for inputs in INPUTS]
-    assert told == [str(n) for n in range(1, 12)]
-
-
 def test_what_dspy_lays_out_over_several_messages_is_left_to_it():
     marked = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
     program, adapter = Asks(), make_adapter(AdapterSettings())

@@ -139,23 +139,6 @@ def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
         replay.run(task, [one, two], {})
 
 
-def test_a_recorded_completion_that_does_not_parse_is_raised_where_it_stood():
-    ends = []
-
-    def forward(self, question):
-        try:
-            return self.ask(question=question)
-        except Exception as error:
-            return dspy.Prediction(query=type(error).__name__)
-
-    for program in (variant(forward), variant(lambda self, question: self.ask(question=question))):
-        replay, task = Replay(program), Task.question("q", "?")
-        step = Formatter(replay).step(replay.run(task, [], {}), "no field")
-        ends.append(replay.run(task, [step], {}))
-    assert [end.unparsed for end in ends] == [False, True]
-    assert ends[0].prediction.query == "AdapterParseError"
-
-
 def test_agents_steps_and_picks_with_a_stop_decide_when_a_program_stops():
     program = variant(lambda self, question: None)
     program.picks = [leret.Pick(stop=True), leret.Pick()]

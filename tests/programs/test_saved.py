@@ -21,7 +21,7 @@ from leret.programs.saved import ProgramSource, save, with_save
 from leret.retrieval.engines.bm25 import BM25
 from tests.keyed import at, keyed
 from tests.optimize.fakes import Writer
-from tests.programs.zoo import Async, Branch, TwoPredictors
+from tests.programs.zoo import Agent, Async, TwoPredictors
 from tests.sampling.fakes import FakeRetriever, write_data
 from tests.tiny import tiny_policy
 
@@ -67,22 +67,6 @@ class Counted(TwoPredictors):
         self.n_hops = hops
 
 
-def test_it_composes_runs_in_parallel_and_is_evaluated(saved):
-    class Outer(dspy.Module):
-        def forward(self, question):
-            return self.inner(question=question)
-
-    outer = Outer()
-    outer.inner = program = leret.load(saved)
-    questions = [f"alpha leads to {i}" for i in range(4)]
-    with dspy.context(adapter=dspy.ChatAdapter(), lm=None):  # whatever DSPy is configured with
-        alone = {question: program(question=question).doc_ids for question in questions}
-    examples = [dspy.Example(question=question).with_inputs("question") for question in questions]
-    evaluation = dspy.Evaluate(devset=examples, num_threads=2, display_progress=False)
-    same = evaluation(outer, metric=lambda example, prediction: prediction.doc_ids == alone[example.question])
-    assert same.score == 100
-
-
 def test_a_moved_run_loads_and_the_program_takes_its_file_along(saved, tmp_path):
     leret.load(saved).save(tmp_path / "again")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
@@ -100,11 +84,7 @@ def test_a_copy_saves_itself_and_files_are_saved_by_dspy(lms, tmp_path):
     other = copy.deepcopy(program)
     other.answer.demos = []
     other.save(tmp_path / "saved")
-    loaded = leret.load(tmp_path / "saved")
-    assert loaded.program.answer.demos == []
-    loaded.save(tmp_path / "twice")
-    texts = [(tmp_path / name / "program.json").read_text() for name in ("saved", "twice")]
-    assert texts[0] == texts[1]
+    assert leret.load(tmp_path / "saved").program.answer.demos == []
     for name in ("answer", "write"):
         getattr(program, name).lm = None
     program.save(tmp_path / "state.json")
@@ -153,7 +133,7 @@ def test_weights_that_leret_trained_go_along(lms, tmp_path):
     assert [path.name.rpartition("-")[0] for path in (tmp_path / "elsewhere/policies").iterdir()] == ["ipo"]
 
 
-def test_a_class_that_only_python_can_construct_is_given(lms, tmp_path, caplog):
+def test_what_only_python_can_construct_is_given(lms, tmp_path, caplog):
     class Local(TwoPredictors):
         pass
 
@@ -162,18 +142,15 @@ def test_a_class_that_only_python_can_construct_is_given(lms, tmp_path, caplog):
     with pytest.raises(ProgramError, match=r"program=Local\(\.\.\.\)"):
         leret.load(tmp_path)
     assert leret.load(tmp_path, program=Local()).program.answer.demos
-    with pytest.raises(ProgramError, match=r"other predictors.*self\.rephrase"):
-        leret.load(tmp_path, program=Branch())
-
-
-def test_a_program_that_comes_out_otherwise_is_refused(lms, tmp_path):
+    with pytest.raises(ProgramError, match=r"other predictors.*self\.agent"):
+        leret.load(tmp_path, program=Agent())
     save(optimized(lambda: Counted(hops=3), lms), tmp_path, adapter=leret.CompactAdapter())
     with pytest.raises(ProgramError, match=r"self\.n_hops is 2 but was saved as 3"):
         leret.load(tmp_path)
     assert leret.load(tmp_path, program=Counted(hops=3)).program.n_hops == 3
 
 
-def test_no_program_or_another_version_is_refused_and_another_dspy_noted(lms, tmp_path, caplog):
+def test_a_damaged_program_is_refused_and_another_dspy_noted(lms, tmp_path, caplog):
     with pytest.raises(ProgramError, match="not a saved program"):
         leret.load(tmp_path)
     (tmp_path / "program.json").write_text('{"version": 99}')
@@ -185,6 +162,11 @@ def test_no_program_or_another_version_is_refused_and_another_dspy_noted(lms, tm
     edited(tmp_path, lambda saved: saved.update(dspy="3.3.0"))
     leret.load(tmp_path)
     assert "saved with DSPy 3.3.0" in caplog.text
+    for damage in (lambda saved: saved.pop("adapter"), lambda saved: saved["predictors"]["self.write"].update(lm=99)):
+        save(optimized(TwoPredictors, lms), tmp_path)
+        edited(tmp_path, damage)
+        with pytest.raises(ProgramError, match=r"program\.json cannot be loaded .*save the program again"):
+            leret.load(tmp_path)
 
 
 class Searching(Writer):
@@ -313,19 +295,3 @@ def test_a_kind_in_a_file_is_not_run(saved, place):
     edited(saved, lambda value: (value if place == "retriever" else value["lms"][0]).update({place: kind}))
     with pytest.raises(ProgramError, match="runs only if a recipe names it"):
         leret.load(saved)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda saved: saved.pop("adapter"),
-        lambda saved: saved["program"].pop("values"),
-        lambda saved: saved["predictors"]["self.write"].update(lm=99),
-    ],
-    ids=["adapter", "values", "lm"],
-)
-def test_a_damaged_file_is_one_clear_error(lms, tmp_path, change):
-    save(optimized(TwoPredictors, lms), tmp_path)
-    edited(tmp_path, change)
-    with pytest.raises(ProgramError, match=r"program\.json cannot be loaded .*save the program again"):
-        leret.load(tmp_path)

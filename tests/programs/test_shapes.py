@@ -13,6 +13,8 @@ from tests.optimize.fakes import TRAIN, Words, fake_lm, fake_training, leret_of
 from tests.programs.shapes import SHAPES, WORKS, written
 from tests.sampling.fakes import FakeRetriever
 
+CHAT = dspy.ChatAdapter(use_json_adapter_fallback=False)
+
 
 class Typed(Words):
     def _one(self, request, seed):
@@ -52,14 +54,17 @@ def text_of(messages):
     return str([dict(message) for message in messages])
 
 
-def check(kind, outcome, adapter, run_dir):
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_program_is_sampled_as_stock_dspy_runs_it_or_refused(name, tmp_path, monkeypatch):
     """Sample a program; then let stock DSPy, answered from a path, ask for exactly the states of that path."""
-    with dspy.context(adapter=adapter, rm=Retriever(), lm=fake_lm(policy=Typed("words"))):
+    fake_training(monkeypatch)
+    kind, outcome = SHAPES[name]
+    with dspy.context(adapter=CHAT, rm=Retriever(), lm=fake_lm(policy=Typed("words"))):
         if outcome != WORKS:
             with pytest.raises(LeretError, match=f"(?s){outcome}"):
-                sampled(kind(), TRAIN[:2], run_dir, metric=None)
+                sampled(kind(), TRAIN[:2], tmp_path, metric=None)
             return
-        groups = sampled(kind(), TRAIN[1:2], run_dir, metric=lambda *given: 1.0)
+        groups = sampled(kind(), TRAIN[1:2], tmp_path, metric=lambda *given: 1.0)
     assert any(group.samples[0].is_sampled for group in groups)
     left = path_of(groups)
 
@@ -72,21 +77,6 @@ def check(kind, outcome, adapter, run_dir):
 
     lm, program = EngineLM("stock", answer), kind()
     program.set_lm(lm)
-    with dspy.context(adapter=adapter, rm=Retriever(), lm=lm), suppress(End):
+    with dspy.context(adapter=CHAT, rm=Retriever(), lm=lm), suppress(End):
         run_program(program, question=TRAIN[1].question)
     assert not left
-
-
-CHAT = dspy.ChatAdapter(use_json_adapter_fallback=False)
-JSON = dspy.JSONAdapter(use_native_function_calling=False)
-OTHERS = [("nested_models_fed_back", dspy.XMLAdapter()), ("predicted_tool_calls", JSON)]
-
-
-@pytest.mark.parametrize(
-    ("name", "adapter"),
-    [*((name, CHAT) for name in SHAPES), *OTHERS],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
-)
-def test_a_program_is_sampled_as_stock_dspy_runs_it_or_refused(name, adapter, tmp_path, monkeypatch):
-    fake_training(monkeypatch)
-    check(*SHAPES[name], adapter, tmp_path)

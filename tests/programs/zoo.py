@@ -2,7 +2,7 @@
 
 import dspy
 
-from leret.programs.search import Found, Search, search_tool
+from leret.programs.search import Found, Search
 
 WRITE, ANSWER = "question, context: list[str] -> query", "question, context: list[str] -> answer"
 
@@ -51,18 +51,6 @@ class Agent(dspy.Module):
         return self.agent(question=question)
 
 
-class Branch(TwoPredictors):
-    def __init__(self):
-        super().__init__()
-        self.rephrase = dspy.Predict("question -> query")
-
-    def forward(self, question):
-        found = self.search(self.write(question=question, context=[]).query)
-        if question not in " ".join(found.passages):
-            found = self.search(self.rephrase(question=question).query, found)
-        return self.answer(question=question, context=found.passages)
-
-
 class Async(dspy.Module):
     def __init__(self):
         super().__init__()
@@ -81,20 +69,4 @@ class Retrieving(TwoPredictors):
 
     def forward(self, question):
         context = self.retrieve(self.write(question=question, context=[]).query).passages
-        return self.answer(question=question, context=context)
-
-
-def rows(query: str, k: int = 3) -> list[dict]:
-    return [{"text": f"T{i} | on {query}", "pid": i, "score": 9.0 - i} for i in range(k)]
-
-
-class Tool(TwoPredictors):
-    k = 2
-
-    def __init__(self):
-        super().__init__()
-        self.rows = search_tool(rows)
-
-    def forward(self, question):
-        context = [row["text"] for row in self.rows(self.write(question=question, context=[]).query, k=self.k)]
         return self.answer(question=question, context=context)

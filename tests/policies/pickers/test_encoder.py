@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from leret.config.policy import EncoderSettings
 from leret.config.retriever import DenseSettings
@@ -13,7 +12,6 @@ from leret.core.types import Candidate, Choice, Document
 from leret.datasets.corpus import Corpus
 from leret.policies.load import make_policy
 from leret.policies.pickers.encoder import positions_of
-from leret.policies.pickers.picker import plan
 from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
 from tests.retrieval.small import minilm
@@ -68,20 +66,6 @@ def test_texts_have_prefixes_titles_and_picks(picker):
     titled = [Candidate("a", "It is old.", "Rome"), *story(stop=True).candidates[-2:]]
     texts = ["passage: Rome. It is old.", f"passage: {STORY[5]}", "passage: [stop]"]
     assert function._actions([Choice("pick", {}, titled)]) == texts
-
-
-def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch):
-    one, read = shaken(picker()), []
-    embed = one._function._embed_actions
-    embed_ids = embed._embed
-    monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or embed_ids(ids))
-    before = one.score([story(), story([2])])
-    one.score([story([2, 3], stop=True)])
-    plan(one.score, story(), 4, 3)
-    assert read == [6, 1]
-    shaken(one, 1)
-    assert not torch.allclose(one.score([story()])[0], before[0])
-    assert read == [6, 1, 6]
 
 
 def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path):

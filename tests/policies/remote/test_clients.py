@@ -14,7 +14,7 @@ from leret.config.policy import PolicySettings
 from leret.policies.load import make_policy
 from tests.http.servers import serving
 from tests.policies.conftest import ask
-from tests.policies.servers import ChatServer
+from tests.policies.servers import ChatServer, completion
 
 ROOT = Path(__file__).parents[3]
 PYTHON = Path(os.environ.get("LERET_CLIENTS", ROOT / ".venv-clients")) / "bin/python"
@@ -22,10 +22,9 @@ WHY = f"{PYTHON} is missing: the official clients need an environment of their o
 
 pytestmark = [pytest.mark.clients, pytest.mark.skipif(not PYTHON.is_file(), reason=WHY)]
 
-LOGPROBS = {
-    "together": {"tokens": ["Ni", "le"], "token_ids": [5, 6], "token_logprobs": [-0.5, -1.0]},
-    "tgi": {"content": [{"token": t, "logprob": p, "top_logprobs": []} for t, p in (("Ni", -0.5), ("le", -1.0))]},
-}
+TOKENS = [{"token": token, "logprob": value, "top_logprobs": []} for token, value in (("Ni", -0.5), ("le", -1.0))]
+LOGPROBS = {"together": {}, "tgi": {"logprobs": {"content": TOKENS}}}
+"""Together's are those of `completion`."""
 
 
 def without_nulls(value):
@@ -40,22 +39,17 @@ class Service(ChatServer):
 
     def __init__(self, kind, reason):
         super().__init__()
-        self.kind, self.reason = kind, reason
+        self.choice = {"finish_reason": reason, **LOGPROBS[kind]}
 
     async def route(self, request, body):
-        message = {"role": "assistant", "content": "Nile"}
-        n = body.get("n") or 1
-        choices = [
-            {"index": i, "message": message, "finish_reason": self.reason, "logprobs": LOGPROBS[self.kind]}
-            for i in range(n)
-        ]
-        answer = {"id": "a", "object": "chat.completion", "created": 1, "model": body["model"], "choices": choices}
-        answer |= {"system_fingerprint": "3.3.7", "prompt": []}
-        usage = {"prompt_tokens": 7, "completion_tokens": 2 * n, "total_tokens": 7 + 2 * n}
-        return web.json_response({**answer, "usage": usage})
+        answer = completion({**body, "n": body.get("n") or 1})
+        answer["choices"] = [choice | self.choice for choice in answer["choices"]]
+        answer["usage"]["total_tokens"] = sum(answer["usage"].values())
+        fields = {"id": "a", "object": "chat.completion", "created": 1, "model": body["model"], "prompt": []}
+        return web.json_response({**answer, **fields, "system_fingerprint": "3.3.7"})
 
 
-def exchange(kind, reason, seeds=(1,)):
+def exchange(kind, reason, seeds):
     """Return leret's completions, the client's parsed answer, and the two request bodies."""
     server = Service(kind, reason)
 
@@ -77,27 +71,18 @@ def exchange(kind, reason, seeds=(1,)):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason", "finish"),
-    [("together", "eos", "stop"), ("together", "length", "length"), ("tgi", "eos_token", "stop")],
+    ("kind", "reason", "seeds"),
+    [("together", "eos", (1, 2, 3)), ("together", "length", (1,)), ("tgi", "eos_token", (1,))],
 )
-def test_request_and_answer_are_those_of_the_official_client(kind, reason, finish):
-    [completion], parsed, ours, theirs = exchange(kind, reason)
+def test_request_and_answer_are_those_of_the_official_client(kind, reason, seeds):
+    completions, parsed, ours, theirs = exchange(kind, reason, seeds)
     model = {"model": "tgi"} if kind == "tgi" else {}  # its client has no model names
     assert without_nulls(theirs) == {**ours, **model}
-    [choice] = parsed["choices"]
-    assert (completion.text, reason) == (choice["message"]["content"], choice["finish_reason"])
-    assert completion.finish_reason == finish
-    logprobs = choice["logprobs"]
-    values = logprobs.get("token_logprobs") or [token["logprob"] for token in logprobs["content"]]
-    assert completion.logprobs == tuple(values)
-    usage = parsed["usage"]
-    counts = completion.n_prompt_tokens, completion.n_completion_tokens
-    assert counts == (usage["prompt_tokens"], usage["completion_tokens"])
-
-
-def test_several_samples_are_one_request_of_togethers_client():
-    completions, parsed, ours, theirs = exchange("together", "stop", (1, 2, 3))
-    assert (ours["n"], theirs) == (3, ours)
-    assert [completion.text for completion in completions] == [
-        choice["message"]["content"] for choice in parsed["choices"]
-    ]
+    finish, usage = "length" if reason == "length" else "stop", parsed["usage"]
+    assert sum(sample.n_completion_tokens for sample in completions) == usage["completion_tokens"]
+    for sample, choice in zip(completions, parsed["choices"], strict=True):
+        assert (sample.text, reason) == (choice["message"]["content"], choice["finish_reason"])
+        assert (sample.finish_reason, sample.n_prompt_tokens) == (finish, usage["prompt_tokens"])
+        logprobs = choice["logprobs"]
+        values = logprobs.get("token_logprobs") or [token["logprob"] for token in logprobs["content"]]
+        assert sample.logprobs == tuple(values)

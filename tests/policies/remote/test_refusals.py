@@ -109,19 +109,6 @@ def test_a_request_that_fails_for_another_reason_keeps_its_keys(status, message,
     assert (len(server.bodies), notes(caplog)) == (1, [])
 
 
-@pytest.mark.parametrize(("n_accepted", "most"), [(0, 11), (1, 2)])
-def test_an_invalid_prompt_costs_no_trials_once_the_keys_are_accepted(n_accepted, most, caplog):
-    async def work(policy):
-        for _ in range(n_accepted):
-            await policy.complete(ask("good", 1))
-        with pytest.raises(PolicyError, match="request refused"):
-            await policy.complete(ask("bad", 1))
-
-    server = ChatServer([*[None] * n_accepted, *[refusal("request refused")] * 99])
-    run(server, work)
-    assert (len(server.bodies) <= most, notes(caplog)) == (True, [])
-
-
 @pytest.fixture(autouse=True)
 def _fresh(caplog):
     caplog.set_level(logging.WARNING, "leret")
