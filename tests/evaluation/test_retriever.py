@@ -78,15 +78,12 @@ def test_the_depth_follows_from_the_measures():
     assert table.depths == [10, 200, 100]
 
 
-def test_unknown_measures_are_listed_together():
+def test_unknown_measures_are_listed_together_and_questions_need_gold_documents():
     assert parse_measures(["R@10", " AP", "nDCG@10", "Rprec", "R@10"]) == ("R@10", "AP", "nDCG@10", "Rprec")
     wrong = ["nope", "AP@0", "AP@x", "", f"R@{'9' * 5000}", "R@\u00b2", "R@-1", "R@1.5", "R@", "R", "Rprec@5"]
     with pytest.raises(ConfigError) as caught:
         parse_measures(wrong)
     assert [repr(name) in problem for name, problem in zip(wrong, caught.value.problems, strict=True)] == [True] * 11
-
-
-def test_questions_without_gold_documents_are_refused():
     with pytest.raises(DataError, match=r"1 of 2 questions .* for example '2'"):
         evaluate_retriever(Table({}), [q("1", "b"), q("2")], ["RR"])
 
