@@ -5,7 +5,7 @@ import pytest
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage
 from leret.extras.pubmed import PubMed, PubMedSettings
-from tests.extras.ncbi import ARTICLES, article, efetch, esearch, ncbi
+from tests.extras.ncbi import ARTICLES, efetch, esearch, ncbi
 from tests.retrieval.serving import Reply, loopback
 
 BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats & mice)'
@@ -115,12 +115,3 @@ def test_a_400_is_an_empty_ranking_and_a_414_is_an_error():
         assert [len(rankings) for rankings in engine.search(["心" * 1_400, "x OR " * 200_000 + "y"], 1)] == [1, 1]
         with pytest.raises(RetrievalError, match="answered 414"):
             engine.search(["lung"], 1)
-
-
-def test_efetch_requests_have_200_records():
-    ids = [str(i) for i in range(1, 451)]
-    with loopback(ncbi({"q": ids}, lambda pmid: article(pmid, f"t{pmid}"))) as server:
-        ranking = pubmed(server.url).search(["q"], 450)[0]
-    assert [p.title for p in ranking] == [f"t{i}" for i in ids]
-    sizes = sorted(len(a.params["id"].split(",")) for a in server.asked if "efetch" in a.path)
-    assert sizes == [50, 200, 200]
