@@ -27,6 +27,7 @@ pytest.importorskip("trafilatura")
 SETTINGS = FetchSettings(rate=1e6, timeout_s=2.0, max_bytes=1 << 20)
 TEXT = web.Response(text="Only 404 words.", content_type="text/plain")
 PACKED = html("Packed", WORDS).body
+PADDED = gzip.compress(PACKED[:200]) + bytes(5) + gzip.compress(PACKED[200:])
 GZIP = {"Content-Type": "text/html", "Content-Encoding": "gzip"}
 
 
@@ -51,7 +52,7 @@ def hostile(elsewhere):
     return Site(
         {
             "/good": html("Error 404 explained", f"A page about 404. {WORDS}"), "/plain": TEXT, "/moved": "/good",
-            "/packed": web.Response(body=gzip.compress(PACKED[:200]) + bytes(5) + gzip.compress(PACKED[200:]), headers=GZIP),
+            "/packed": web.Response(body=PADDED, headers=GZIP),
             "/deflated": web.Response(body=zlib.compress(PACKED), headers=GZIP | {"Content-Encoding": "deflate"}),
             "/br": web.Response(body=b"x", headers=GZIP | {"Content-Encoding": "br"}),
             "/hang": "hang", "/endless": "endless", "/loop": "/loop", "/away": f"{elsewhere}/x", "/file": "file:///etc/passwd",

@@ -68,14 +68,6 @@ def test_targets_that_share_a_prompt_have_their_separate_losses(make):
     assert torch.allclose(torch.stack([plain, *together]), expected, atol=1e-5)
 
 
-def test_muon_takes_the_matrices_of_the_layers_alone():
-    model = tiny()
-    groups = [part.param_groups for part in ScratchSettings(1).optimizers(model)]
-    rest, taken = ({id(p) for group in part for p in group["params"]} for part in groups)
-    assert taken == {id(p) for name, p in model.named_parameters() if name.endswith("proj.weight")}
-    assert rest == {id(p) for p in model.parameters()} - taken
-
-
 def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path):
     whole = tiny()
     train(whole, stream(), SETTINGS, tmp_path / "whole", Progress())
