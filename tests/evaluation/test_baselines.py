@@ -62,12 +62,6 @@ class Prefixed(dspy.Module):
         return self.answer(question=question, context=found.passages)
 
 
-class Gathered(Prefixed):
-    def forward(self, question):
-        plan = self.plan(question=question, context=[]).plan
-        return self.search([plan, self.write(question=question, plan=plan).query])
-
-
 class Looped(Prefixed):
     def forward(self, question):
         found = Found()
@@ -79,7 +73,6 @@ class Looped(Prefixed):
     ("kind", "raw", "oracle"),
     [
         (Prefixed, [(f"{ASKED} {ASKED}",)] * 2, [("beta beta",), ("gamma gamma",)]),
-        (Gathered, [(ASKED, ASKED)], [("beta", "gamma")]),
         (Looped, [(ASKED,)], [("beta",), ("gamma",)]),
     ],
 )

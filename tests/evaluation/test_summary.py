@@ -147,7 +147,6 @@ BETTER = outcome("sft", "policy", [1.0] * 8)
 BEHIND = [outcome(name, "policy", [1.0] * 2 + [0.5] * 6, ("raw-question",)) for name in ("sft", "ipo")]
 BANK = outcome("bank:1", "prompt", [0.5] * 8)
 ORACLE = outcome("oracle-titles", "baseline", [1.0] * 8)
-RM3 = outcome("rm3", "baseline", [1.0] * 8)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,6 @@ RM3 = outcome("rm3", "baseline", [1.0] * 8)
     [
         ([RAW, NOTHING, SFT], "sft", "raw-question finds more than every system with an LM: 100% of the gold"),
         ([RAW, NOTHING, *BEHIND], "sft", "raw-question finds at least as much as any system"),  # more comparisons
-        ([RM3, NOTHING, SFT], "sft", "rm3 finds more than every system with an LM"),
         ([RAW, NOTHING, BETTER], "sft", "sft finds more than base: 100% .*, against 0%; the raw question finds 100%"),
         ([NOTHING, SFT], "sft", None),
         ([ORACLE, BANK, NOTHING], None, "bank:1 finds more than base"),

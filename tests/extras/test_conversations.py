@@ -42,17 +42,6 @@ def convai2(talks, with_personas):
     return "\n".join(lines)
 
 
-def json_lines(talks):
-    rows = []
-    for persona, turns in chain(*zip(*talks, strict=True)):
-        history = []
-        for said, reply in turns:
-            history += [said] if said != "__SILENCE__" else []
-            rows.append({"persona": persona, "history": [*history], "reply": reply})
-            history.append(reply)
-    return "\n".join(map(json.dumps, rows))
-
-
 def lapdog(talks):
     """Return LAPDOG's lines: the partner's last three utterances, with labels that alternate up to the last."""
     rows = []
@@ -70,7 +59,6 @@ def lapdog(talks):
 FORMS = {
     "self.txt": lambda talks: convai2(talks, with_personas=True),
     "none.txt": lambda talks: convai2(talks, with_personas=False),
-    "rows.jsonl": json_lines,
     "lapdog.jsonl": lapdog,
 }
 

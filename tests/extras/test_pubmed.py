@@ -87,10 +87,8 @@ def test_queries_are_cleaned_and_deduplicated():
 FAULTS = {
     "a backend that failed": ("esearch", Reply({"esearchresult": {"ERROR": "Search Backend failed: timeout"}})),
     "a rate limit under 200": ("esearch", Reply({"error": "API rate limit exceeded", "count": "4"})),
-    "no result": ("esearch", Reply({"header": {}})),
     "an id that is none": ("esearch", esearch(["x1"])),
     "no record": ("efetch", efetch([])),
-    "an error": ("efetch", Reply('<?xml version="1.0"?><eFetchResult><ERROR>Empty result</ERROR></eFetchResult>')),
     "cut off": ("efetch", Reply("<PubmedArticleSet><PubmedArticle>")),
     "entities": ("efetch", Reply('<!DOCTYPE a [<!ENTITY c SYSTEM "file:///etc/hostname">]><a>&c;</a>')),
 }

@@ -1,12 +1,11 @@
-import random
 from itertools import islice
 
-from leret.core.types import Document, Passage
+from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.programs.adapters import CompactAdapter
 from leret.retrieval.engines.bm25 import BM25
-from models.pretrain.examples import examples, pseudo_questions
-from models.pretrain.heuristics import STYLES, Draft, corpus_idf
+from models.pretrain.examples import examples
+from models.pretrain.heuristics import corpus_idf
 
 DOCUMENTS = [
     Document("a", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt and released in the year 1990."),
@@ -41,38 +40,3 @@ def test_both_hops_come_with_demos_and_without_by_the_seed():
         shown = [turn["content"] for turn in turns if turn["role"] == "user"]
         assert last["content"].split("\n")[0] not in shown
         assert not any("context" in text for text in shown)
-
-
-def test_pseudo_questions_are_sentences_of_the_corpus():
-    found = pseudo_questions(DOCUMENTS, 3, seed=0)
-    assert found == pseudo_questions(DOCUMENTS, 3, seed=0)
-    assert "Anna Bolt is a director who was born in the small city of Port Arden?" in found
-    assert "Red Dune is a film?" not in found  # fewer than eight words
-
-
-QUESTION = "Which city is the birthplace of the director of Silent Harbor?"
-HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt. Otto Kern wrote it.", 9.0)
-OTHER = Passage("o", "Harbor Lights", "Harbor Lights is a song sung by Milo Vane in Port Arden.", 5.0)
-RARE = {"birthplace": 5.0, "director": 3.0, "city": 1.0, "silent": 4.0, "harbor": 2.0}
-
-
-def written(style, question=QUESTION, passages=(HARBOR, OTHER), words=40):
-    def idf(word):
-        return RARE.get(word.lower(), 0.5)
-
-    return {STYLES[style](Draft(question, passages, idf, random.Random(seed), words)) for seed in range(60)}
-
-
-def test_copy_writes_the_content_words_24_at_most():
-    assert written("copy") == {"city birthplace director Silent Harbor"}
-    long = " ".join(f"Word{i}" for i in range(60))
-    assert {len(query.split()) for query in written("copy", long)} == {24}
-
-
-def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows():
-    starts = {" ".join(query.split()[:2]) for query in written("mention_random")}
-    assert starts == {"Anna Bolt", "Otto Kern", "Milo Vane", "Port Arden"}
-    # The closest sentence's, with the rarest words that it lacks; and the one that follows a word of the question.
-    assert written("mention_matched") == {"Anna Bolt", "Anna Bolt birthplace", "Anna Bolt birthplace director"}
-    assert {query[:9] for query in written("mention_near")} == {"Anna Bolt"}
-    assert written("mention_random", words=5) == {None}

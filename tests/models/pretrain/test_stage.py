@@ -1,16 +1,14 @@
 import json
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
-from leret.policies.checkpoints import policy_directory
 from models import __main__ as models
 from models.pretrain.decoder import build_tokenizer
 from models.pretrain.examples import Example
-from models.pretrain.stage import generate, minilm_settings, pretrain, rows
+from models.pretrain.stage import minilm_settings, pretrain, rows
 from tests.first_steps import succeeds, write_world
 
 
@@ -36,13 +34,6 @@ def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out():
     tokenizer, asked = build_tokenizer(), ({"role": "user", "content": "question: Who is O'Brien?"},)
     (row,) = rows([Example(asked, ("port arden", "b")), Example(asked, ("port " * 520,))], tokenizer)
     assert [tokenizer.decode(target) for target in row.targets] == ["port arden [SEP]", "b [SEP]"]
-
-
-def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbours():
-    model = AutoModelForCausalLM.from_pretrained(str(policy_directory("demo")))
-    prompts = [(6, 7, 8), (9, 10, 11, 12, 13, 14)]
-    assert generate(model, prompts, 0) == [generate(model, [prompt], 0)[0] for prompt in prompts]
-    assert all(2 not in text for some in generate(model, prompts, 4) for text in some)
 
 
 @pytest.mark.parametrize(
