@@ -101,7 +101,6 @@ ROWS = [f"q{i},Who is {i}?,d{i % 4}\n" for i in range(20)]
 GZIP = gzip.compress((HEAD + "".join(ROWS)).encode())
 JSON = '{"id": "q1", "question": "Who?", "relevant_doc_ids": "d1"}\n'
 FILES = {  # name, content, then the ids that are read, or the place of the fault
-    "CSV: padded header": ("q.csv", HEAD.replace(",", ", ") + ROWS[1], ["q1"]),
     "CSV: stray quote": ("q.csv", HEAD + ROWS[0] + 'q1,"what,d1\n' + "".join(ROWS[2:]), "q.csv:3: "),
     "CSV: stray quote that closes inside a row": ("q.csv", HEAD + 'q0,"what,d0\nq1,"who",d1\n' + ROWS[2], "q.csv:2: "),
     "CSV: stray quote in the header": ("q.csv", 'id,"question,relevant_doc_ids\n' + ROWS[0] + ROWS[1], "q.csv:1: "),
@@ -132,7 +131,6 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "JSON: id as a fraction": ("q.jsonl", JSON.replace('"q1"', "1.0"), "q.jsonl:1: .*'id' is '1.0'"),
     "JSON: number as an answer":
         ("q.jsonl", JSON.replace('"d1"', '"d1", "answer": 1.5'), "q.jsonl:1: .*'answer' is '1.5'"),
-    "JSON: null": ("q.jsonl", JSON + "null\n", "q.jsonl:2: NoneType"),
 }  # fmt: skip
 
 

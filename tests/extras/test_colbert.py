@@ -104,11 +104,10 @@ def test_a_stopped_build_resumes_after_the_last_batch(checkpoint, exact, tmp_pat
     ("name", "content", "says"),
     [
         ("config.json", b'{"model_type": "bert"}', "is not a ColBERT or other"),
-        ("config.json", b"[" * 99_999, "cannot read .*config.json"),
         ("config.json", b'{"model_type": "mystery", "architectures": ["HF_ColBERT"]}', "cannot be opened as"),
         ("model.safetensors", b"x" * 100, "cannot be opened as"),
     ],
-    ids=["another model", "nested", "architecture", "weights"],
+    ids=["another model", "architecture", "weights"],
 )
 def test_an_unusable_checkpoint_is_reported(checkpoint, tmp_path, name, content, says):
     broken = shutil.copytree(checkpoint, tmp_path / "broken")

@@ -5,15 +5,7 @@ from itertools import chain
 import pytest
 
 from leret.config.data import DataSettings
-from leret.core.types import Task, digest
-from leret.datasets.leaks import plain
 from leret.datasets.load import load_tasks
-from leret.extras.conversations import Turn, split_names
-
-
-def turn(persona, history, reply, *keys):
-    task = Task("t", {"persona": persona, "history": history}, answers=(reply,))
-    return Turn(task, digest(persona), frozenset(map(plain, persona)), keys)
 
 
 def sides(number, n, personas):
@@ -76,9 +68,3 @@ def test_both_sides_of_a_conversation_are_in_one_split(tmp_path, form, n_utteran
     assert len(by_talk) == 60
     assert all(len(splits) == 1 for splits in by_talk.values())
     assert splits == {"train", "dev", "test"}
-
-
-def test_a_greeting_does_not_join_conversations():
-    dialogues = [turn([name], ["hi", "hello", name], f"{name} too") for name in ("tea", "milk", "beer", "wine")]
-    other_side = turn(["e"], ["hi", "hello"], "how are you")
-    assert len(set(split_names([*dialogues, other_side]))) == 5

@@ -77,13 +77,6 @@ def test_an_echoed_key_is_removed_from_messages(status, monkeypatch):
     assert "s3c" not in str(caught.value)
 
 
-def test_queries_are_cleaned_and_deduplicated():
-    with loopback(ncbi({"a b": ["7"]})) as server:
-        rankings = pubmed(server.url, texts=False).search(["", " \n\t", "a\x00\ud800\x1bb", "a\nb", "a b "], 1)
-    assert [[p.doc_id for p in ranking] for ranking in rankings] == [[], [], ["7"], ["7"], ["7"]]
-    assert len(server.asked) == 1
-
-
 FAULTS = {
     "a backend that failed": ("esearch", Reply({"esearchresult": {"ERROR": "Search Backend failed: timeout"}})),
     "a rate limit under 200": ("esearch", Reply({"error": "API rate limit exceeded", "count": "4"})),

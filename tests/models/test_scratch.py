@@ -7,7 +7,6 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.progress import Progress
-from models import __main__ as command
 from models import scratch
 from models.gate import make_gate
 from models.worlds import StreamSettings
@@ -32,12 +31,3 @@ def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path):
     assert "seed 1, 2 steps" in (out / "README.md").read_text(encoding="utf-8")
     assert {"bridge", "copied"} <= json.loads((out / "pretrain.jsonl").read_text().splitlines()[-1]).keys()
     assert sum(call.args[0] for call in progress.advance.call_args_list) == 2
-
-
-def test_a_builder_gets_what_the_command_line_says(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.scratch.pretrain_scratch", build := Mock())
-    command.main(["demo", "--out", str(tmp_path), "--steps", "2"])
-    assert build.call_args.args[0] == tmp_path
-    assert build.call_args.kwargs == {"seed": 0, "steps": 2}
-    with pytest.raises(SystemExit):
-        command.main(["nobody", "--out", "x"])

@@ -2,11 +2,10 @@
 
 import shutil
 from html import unescape
-from pathlib import Path
 
 import pytest
 
-from leret.viewer import app, static
+from leret.viewer import app
 from tests.retrieval.serving import listening
 from tests.viewer.conftest import SHOWN
 
@@ -86,15 +85,3 @@ def test_keys_move_open_search_and_help(page, url):
     assert not page.locator("#help").is_visible()
     page.locator("#keys").click()
     assert page.locator("#help").is_visible()
-
-
-def test_a_static_page_filters_its_rows(page, viewer, tmp_path):
-    static.write_site(viewer.runs, tmp_path / "site", 10, tmp_path)
-    page.goto(Path(tmp_path / "site" / "questions" / "index.html").as_uri() + "?failures=yes")
-    assert page.locator("#count").inner_text() == "1"
-    page.locator("select[name=failures]").select_option("")
-    page.locator("select[name=change]").select_option("improved")
-    page.locator("#filters button").click()
-    assert page.locator("tr.row:visible").count() == 1
-    page.locator("tr.row:visible a").click()
-    assert page.locator("h1").inner_text().startswith("q3 ")

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.babilong import reader
 from benchmarks.babilong.reader import PROMPTS, ReaderLM, answer_em
 from leret.config.sampling import RewardSettings
-from leret.core.errors import ConfigError, PolicyError
+from leret.core.errors import PolicyError
 from leret.core.types import Outcome, Passage, Task
 from leret.policies.base import Completion
 from leret.rewards import scoring
@@ -34,11 +34,6 @@ def test_the_first_line_after_any_thought_is_the_answer(text, answer):
     assert asked.startswith(PROMPTS["qa2"])
     assert "1. Mary took it.\n2. She left.\n\nQuestion: Where is the milk?" in asked
     assert (request.temperature, request.seeds) == (0.0, (0,))
-
-
-def test_an_unknown_task_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"'qa9'.*qa1, qa2"):
-        ReaderLM(scripted(""), "qa9")
 
 
 def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(monkeypatch):

