@@ -36,7 +36,7 @@ def test_a_chunk_ends_with_a_sentence_or_a_word_if_it_fits():
 
 
 @pytest.mark.parametrize("count", [count_words, TOKENS])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(text=st.lists(st.sampled_from(PARTS), max_size=60).map("".join), size=st.integers(8, 20))
 def test_no_word_is_lost_and_no_chunk_is_too_long(count, text, size):
     pieces = texts(text, size, count)

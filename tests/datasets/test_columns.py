@@ -60,13 +60,11 @@ GUESSES = {
     "Query ID;Query;Relevant Documents":
         {"id": "Query ID", "question": "Query", "relevant_doc_ids": "Relevant Documents"},
     "prompt response valid paid": {"question": "prompt", "answer": "response"},
-    "case_number search_query source": {"id": "case_number", "question": "search_query", "relevant_doc_ids": "source"},
 }  # fmt: skip
 
 
 DOCUMENT_GUESSES = {
     "document_id heading passage_text url": {"doc_id": "document_id", "title": "heading", "text": "passage_text"},
-    "ref headline content": {"doc_id": "ref", "title": "headline", "text": "content"},
     "_id title text body": {},
 }
 

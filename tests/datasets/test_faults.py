@@ -38,9 +38,7 @@ READ = {  # changes of the record: gold documents and answers in every format
     "blank gold": ({"relevant_doc_ids": " "}, (), ("Ada",)),
     "two gold documents as a list": ({"relevant_doc_ids": ["d1", "d2"]}, ("d1", "d2"), ("Ada",)),
     "gold by |": ({"relevant_doc_ids": "d1|d2"}, ("d1", "d2"), ("Ada",)),
-    "gold by ;": ({"relevant_doc_ids": "d1; d2;"}, ("d1", "d2"), ("Ada",)),
     "gold by spaces": ({"relevant_doc_ids": " d1  d2"}, ("d1", "d2"), ("Ada",)),
-    "the same gold twice": ({"relevant_doc_ids": "d1|d1"}, ("d1",), ("Ada",)),
     "blank hops, type and split": ({"hops": "", "type": "", "split": ""}, ("d1",), ("Ada",)),
 }  # fmt: skip
 
@@ -59,11 +57,9 @@ REFUSED = {  # changes of the second record
     "blank question": ({"question": ""}, "'question' is empty"),
     "no gold and no answer": ({"relevant_doc_ids": "", "answer": " "}, "no 'relevant_doc_ids'"),
     "unknown gold": ({"relevant_doc_ids": "d9"}, "document 'd9' of question 'q2'"),
-    "unknown in a list": ({"relevant_doc_ids": '["d1", "d9"]'}, "document 'd9' of question 'q2'"),
     "broken list": ({"relevant_doc_ids": '["d1", '}, "a list in JSON"),
     "unknown split": ({"split": "Train"}, "'split' is 'Train'"),
     "hops in words": ({"hops": "two"}, "'hops' is 'two'"),
-    "hops of 5,000 digits": ({"hops": "9" * 5000}, "'hops' is '999"),
 }  # fmt: skip
 
 
@@ -105,14 +101,8 @@ ROWS = [f"q{i},Who is {i}?,d{i % 4}\n" for i in range(20)]
 GZIP = gzip.compress((HEAD + "".join(ROWS)).encode())
 JSON = '{"id": "q1", "question": "Who?", "relevant_doc_ids": "d1"}\n'
 FILES = {  # name, content, then the ids that are read, or the place of the fault
-    "CSV: byte order mark and CRLF": ("q.csv", "\ufeff" + (HEAD + ROWS[1]).replace("\n", "\r\n"), ["q1"]),
-    "CSV: padded header": ("q.csv", HEAD.replace(",", ", ") + ROWS[1], ["q1"]),
-    "CSV: semicolons": ("q.csv", (HEAD + ROWS[1]).replace(",", ";"), ["q1"]),
-    "CSV: cell of many lines": ("q.csv", HEAD + 'q1,"Who,\n\nand when, or\nwhere?",d1\n' + ROWS[2], ["q1", "q2"]),
     "CSV: stray quote": ("q.csv", HEAD + ROWS[0] + 'q1,"what,d1\n' + "".join(ROWS[2:]), "q.csv:3: "),
     "CSV: stray quote that closes inside a row": ("q.csv", HEAD + 'q0,"what,d0\nq1,"who",d1\n' + ROWS[2], "q.csv:2: "),
-    "CSV: stray quote after a cell of two lines":
-        ("q.csv", "id,question,answer\n" + 'q0,"a\nb","what\nq1,who,d1\nq2,who,d2\n', "q.csv:2: "),
     "CSV: stray quote in the header": ("q.csv", 'id,"question,relevant_doc_ids\n' + ROWS[0] + ROWS[1], "q.csv:1: "),
     "CSV: two columns of one name":
         ("q.csv", "id,question,question,relevant_doc_ids\nq1,a,b,d1\n", "q.csv:1: .*'question'"),
@@ -123,18 +113,14 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "CSV: UTF-16": ("q.csv", (HEAD + ROWS[0]).encode("utf-16"), "q.csv is UTF-16"),
     "CSV: cut gzip": ("q.csv.gz", GZIP[:-20], "q.csv.gz: .*ends early"),
     "JSON: broken gzip": ("q.jsonl.gz", GZIP[:30] + b"x" * 30 + GZIP[60:], "q.jsonl.gz: .*compressed file is broken"),
-    "CSV: quote that the last row opens": ("q.csv", HEAD + ROWS[0] + 'q1,"what,d1\n', "q.csv:3: broken CSV"),
     "CSV: no header": ("q.csv", ROWS[0] + ROWS[1], "q.csv:2: field 'question' or 'query' is missing"),
     "TSV: quotes are characters":
         ("q.tsv", 'id\tquestion\tanswer\nq1\t"Heroes\t1977\nq2\tA single is 7"\tyes\n', ["q1", "q2"]),
     "TSV: tab in a cell": ("q.tsv", 'id\tquestion\tanswer\nq1\t"Who\tis?"\tAda\n', "q.tsv:2: 4 cells"),
-    "TSV: two columns of one name": ("q.tsv", "id\tquestion\tanswer\tanswer\nq1\ta\tb\tc\n", "q.tsv:1: .*'answer'"),
     "JSON: byte order mark, CRLF and blank lines":
         ("q.jsonl", "\ufeff" + (JSON + "\n  \n").replace("\n", "\r\n"), ["q1"]),
-    "JSON array: byte order mark": ("q.json", f"\ufeff \n[{JSON}]", ["q1"]),
     "JSON: key twice":
         ("q.jsonl", JSON + '{"id": "q2", "question": "a", "question": "b"}\n', "q.jsonl:2: .*'question'"),
-    "JSON array: key twice": ("q.json", f'[{JSON}, {{"id": "q2", "id": "q3"}}]', "q.json: item 2: .*'id'"),
     "JSON: long number": ("q.jsonl", '{"id": %s}\n' % ("9" * 5000), "q.jsonl:1: "),
     "JSON array: cut off in a string": ("q.json", '[{"a": 1}, {"a": "x', "q.json: .*item 2: broken JSON"),
     "JSON array: nested too deep": ("q.json", '[{"a":' + '{"a":' * 100_000, "q.json: .*nested more than 200 deep"),
@@ -145,7 +131,6 @@ FILES = {  # name, content, then the ids that are read, or the place of the faul
     "JSON: id as a fraction": ("q.jsonl", JSON.replace('"q1"', "1.0"), "q.jsonl:1: .*'id' is '1.0'"),
     "JSON: number as an answer":
         ("q.jsonl", JSON.replace('"d1"', '"d1", "answer": 1.5'), "q.jsonl:1: .*'answer' is '1.5'"),
-    "JSON: null": ("q.jsonl", JSON + "null\n", "q.jsonl:2: NoneType"),
 }  # fmt: skip
 
 
@@ -214,7 +199,6 @@ OFFICIAL = {  # kind, record, then the answers of the task, or the refusal
                      "m:1: .*'is_supporting' is 'false'"),
     "number as a title": ("hotpotqa", {**HOTPOT[0], "supporting_facts": [["Ada", 0], [7, 0]]}, "m:1: .*has 7 in place"),
     "label as a number": ("hover", {**HOVER[0], "label": 1}, ("SUPPORTED",)),
-    "no label": ("hover", {**HOVER[0], "label": -1}, ()),
     "unknown label": ("hover", {**HOVER[0], "label": "MAYBE"}, "m:1: .*'label' is 'MAYBE'"),
     "null id of a chunk": ("chunks", {"id": "q", "question": "?", "answer": "x", "support": ["0"],
                                       "chunks": [{"id": None, "text": "a"}]}, ("x",)),
@@ -222,8 +206,6 @@ OFFICIAL = {  # kind, record, then the answers of the task, or the refusal
                                         "relevant_doc_ids": ["0"]}, "m:1: .*'relevant_doc_ids'"),
     "split of babilong": ("babilong", {"id": "q", "question": "?", "answer": "x", "story": ["A."], "support": [0],
                                        "split": "train set"}, "m:1: .*'split' is 'train set'"),
-    "alias of a split": ("babilong", {"id": "q", "question": "?", "answer": "", "story": ["A."], "support": [0],
-                                      "split": "validation"}, ()),
 }  # fmt: skip
 
 
@@ -239,13 +221,6 @@ def test_marks_and_fields_of_official_formats(fault, tmp_path):
         assert task.answers == expected
 
 
-def test_unanswerable_twins_of_musique_are_left_out_of_both_kinds(tmp_path):
-    path = json_lines(tmp_path / "m", [MUSIQUE[0], {**MUSIQUE[0], "answerable": False}])
-    for kind in ("musique", "episodes"):
-        loaded = load_tasks(kind, path)
-        assert (len(loaded), loaded.skipped) == (1, {"marked as unanswerable": 1})
-
-
 BABI = ["1 Mary went home.\n", "2 John went out.\n", "3 Where is Mary?\thome\t1\n",
         "1 Ann sat.\n", "2 Where is Ann?\there\t1\n"]  # fmt: skip
 
@@ -257,23 +232,3 @@ def test_a_story_that_lacks_a_line_is_refused_to_its_end(lost, n_bad, tmp_path):
         load_tasks("babilong", str(tmp_path / "b.txt"))
     loaded = load_tasks("babilong", str(tmp_path / "b.txt"), skip_invalid=True)
     assert (len(loaded), loaded.skipped) == (1, {"broken line": n_bad})
-
-
-PAIR = '<QAPair pid="{0}"><Question qid="{0}" qtype="x">Who {0}?</Question>{1}</QAPair>'
-
-
-def medquad(folder, *pairs, name="1_A_QA/1.xml"):
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text(f"<Document><Focus>F</Focus><QAPairs>{''.join(pairs)}</QAPairs></Document>")
-    return str(folder)
-
-
-def test_pairs_without_an_answer_are_counted_and_double_ones_refused(tmp_path):
-    good, bad = PAIR.format(1, "<Answer>A</Answer>"), PAIR.format(3, "<Answer>A</Answer><Answer>B</Answer>")
-    data = load("medquad", medquad(tmp_path, good, PAIR.format(2, "<Answer/>")))
-    assert (data.tasks.skipped, list(data.corpus)) == ({"no answer": 1}, ["1-1"])
-    with pytest.raises(DataError, match=r"1\.xml: pair 3: .*two questions or answers"):
-        load("medquad", medquad(tmp_path, good, bad))
-    medquad(tmp_path, good)
-    with pytest.raises(DataError, match=r"copy\.xml: pair 1: duplicate id '1-1'"):
-        load("medquad", medquad(tmp_path, good, name="1_A_QA/copy.xml"))

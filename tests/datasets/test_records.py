@@ -64,16 +64,6 @@ def test_parquet_rows_are_read_with_their_types(tmp_path):
         read(path)
 
 
-_ITEM = {"": None, 'é\n"': [True, 1 - 2**63, 2**63 - 1, 1.5e-30, [], {}, [[{"x": "\u2028"}]]], "b": {"c": {"d": "]}"}}}
-
-
-@pytest.mark.parametrize("ascii", [True, False])
-@pytest.mark.parametrize("values", [[], [_ITEM, {}, _ITEM]])
-def test_arrays_are_read_as_json_reads_them(values, ascii, tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps(values, ensure_ascii=ascii), encoding="utf-8")
-    assert read(tmp_path / "a.json") == values
-
-
 def test_big_arrays_are_not_held_in_memory(tmp_path):
     path = tmp_path / "big.json"
     path.write_text("[" + ",".join([json.dumps({"text": "x" * 2000})] * 4000) + "]")  # 8 MB

@@ -1,12 +1,10 @@
 import json
-import shutil
 
 import pytest
 
 from leret.config.sampling import ProgramSettings
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
-from leret.sampling.stage import sample
 from tests.sampling.fakes import ROOT, recipe_of, write_data
 from tests.tiny import tiny_policy
 
@@ -23,19 +21,6 @@ def sampling_recipe(folder, base):
     recipe = recipe_of(prompts=1, data={**data, "limit": 4}, policy={"model": str(base), "max_tokens": 6})
     program = ProgramSettings(path=f"{folder}/program.py:MultiHop", adapter=recipe.program.adapter)
     return recipe.model_copy(update={"program": program})
-
-
-@pytest.fixture(scope="session")
-def sampled_folder(tmp_path_factory, base):
-    folder = tmp_path_factory.mktemp("sampled")
-    sample(sampling_recipe(folder, base), Run.create(folder / "run"), base_dir=folder)
-    return folder
-
-
-@pytest.fixture
-def sampled_run(tmp_path, sampled_folder):
-    shutil.copytree(sampled_folder, tmp_path, dirs_exist_ok=True)
-    return Run.open(tmp_path / "run")
 
 
 @pytest.fixture

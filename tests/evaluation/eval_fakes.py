@@ -1,7 +1,5 @@
 import json
 
-import dspy
-
 from leret.config.evaluation import EvalRecipe
 from leret.core.types import Document
 from leret.policies.base import Completion
@@ -9,7 +7,6 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from leret.programs.search import Found, Search
 from tests.sampling.fakes import DOCS, ROOT
 from tests.tiny import tiny_policy
 
@@ -29,26 +26,6 @@ class Rule:
 
     async def aclose(self):
         self.closed = True
-
-
-class Planned(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.plan = dspy.Predict("question, context: list[str] -> plan")
-        self.write = dspy.Predict("question, plan -> query")
-        self.answer = dspy.Predict("question, context: list[str] -> answer")
-        self.write_all = dspy.Predict("question -> queries: list[str]")
-        self.search = Search(k=1)
-
-    def forward(self, question):
-        found = Found()
-        for _ in range(2):
-            plan = self.plan(question=question, context=found.passages).plan
-            found = self.search(self.query(question, plan), found)
-        return self.answer(question=question, context=found.passages)
-
-    def query(self, question, plan):
-        return self.write(question=question, plan=plan).query
 
 
 def follow(content):

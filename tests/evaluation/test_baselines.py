@@ -18,10 +18,10 @@ from leret.evaluation.baselines import (
 from leret.evaluation.stage import evaluate
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from leret.programs.search import Found
+from leret.programs.search import Found, Search
 from leret.rollouts.actors import Decoding
 from leret.viewer.report import write_report
-from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program
+from tests.evaluation.eval_fakes import CORPUS, Rule, asks, parts_of, program
 from tests.programs.zoo import Agent
 from tests.rollouts.test_rollout import roll_by
 from tests.sampling.fakes import FakeRetriever
@@ -45,27 +45,24 @@ def test_hydes_query_is_the_passage_that_the_policy_writes(written, query):
     assert all("passage" in text and ASKED in text for text in asked)
 
 
-def test_hyde_says_what_the_queries_were(run):
-    summary = evaluate(asks("raw-question", "base", "hyde", limit=2), run, report=write_report).summary
-    hyde = summary["rows"][2]
-    assert (hyde["system"], hyde["policy"], hyde["lm_calls"], hyde["failed"]) == ("hyde", "base", 4, 0)
-    (note,) = summary["notes"]
-    assert "query was the text" in note
-    assert note in run.report.read_text()
-    assert ("hyde", "raw-question") in {(pair["a"], pair["b"]) for pair in summary["comparisons"]}
+class Prefixed(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.plan = dspy.Predict("question, context: list[str] -> plan")
+        self.write = dspy.Predict("question, plan -> query")
+        self.answer = dspy.Predict("question, context: list[str] -> answer")
+        self.write_all = dspy.Predict("question -> queries: list[str]")
+        self.search = Search(k=1)
 
-
-class Prefixed(Planned):
-    def query(self, question, plan):
-        return f"{plan} {super().query(question, plan)}"
-
-
-class Gathered(Planned):
     def forward(self, question):
-        return self.search([self.plan(question=question, context=[]).plan, self.query(question, "")])
+        found = Found()
+        for _ in range(2):
+            plan = self.plan(question=question, context=found.passages).plan
+            found = self.search(f"{plan} {self.write(question=question, plan=plan).query}", found)
+        return self.answer(question=question, context=found.passages)
 
 
-class Looped(Planned):
+class Looped(Prefixed):
     def forward(self, question):
         found = Found()
         for query in self.write_all(question=question).queries:
@@ -76,7 +73,6 @@ class Looped(Planned):
     ("kind", "raw", "oracle"),
     [
         (Prefixed, [(f"{ASKED} {ASKED}",)] * 2, [("beta beta",), ("gamma gamma",)]),
-        (Gathered, [(ASKED, ASKED)], [("beta", "gamma")]),
         (Looped, [(ASKED,)], [("beta",), ("gamma",)]),
     ],
 )
@@ -98,14 +94,19 @@ def test_a_list_of_queries_gets_a_list_and_other_outputs_are_refused():
         roll(agent, Formatter(agent), raw_question)
 
 
-def test_rm3_is_a_row_of_the_summary(run, tmp_path):
+def test_rm3_and_hyde_are_rows_of_the_summary_which_says_what_hydes_queries_were(run, tmp_path):
     sampled = run.sampling()  # RM3 reads the index behind the cache
     sampled["retriever"]["cache"] = {"use": "on", "path": str(tmp_path / "rankings")}
     run.update(sampling=sampled)
-    recipe = asks("base", "rm3", limit=6)
-    rows = {row["system"]: row for row in evaluate(recipe, run).summary["rows"]}
-    assert list(rows) == ["rm3", "base"]
-    assert (rows["rm3"]["lm_calls"], rows["rm3"]["failed"]) == (0, 0)
+    recipe = asks("raw-question", "base", "rm3", "hyde", limit=2)
+    summary = evaluate(recipe, run, report=write_report).summary
+    rows = {row["system"]: (row["policy"], row["lm_calls"], row["failed"]) for row in summary["rows"]}
+    assert (list(rows), rows["rm3"]) == (["raw-question", "rm3", "base", "hyde"], (None, 0, 0))
+    assert rows["hyde"] == ("base", 4, 0)
+    (note,) = summary["notes"]
+    assert "query was the text" in note
+    assert note in run.report.read_text()
+    assert ("hyde", "raw-question") in {(pair["a"], pair["b"]) for pair in summary["comparisons"]}
     assert evaluate(recipe, run).already
     with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*remove rm3"):
         rm3_retriever(FakeRetriever())

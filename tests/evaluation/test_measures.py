@@ -30,13 +30,11 @@ def test_every_hop_by_hand():
     assert (second.hop, second.query, second.type, second.doc_ids) == (2, "two", "bridge", ("x", "a", "b"))
 
 
-def test_a_failed_run_has_no_measures_and_says_why():
+def test_a_failed_run_has_no_measures_and_one_that_does_not_parse_is_scored_with_what_was_found():
     first, last = rows(("one", "a"), failure=Failure("policy", "down"))
     assert (first.measures, last.measures, last.failure, last.hop) == ({}, {}, "policy: down", 2)
     assert (first.failure, first.lm_calls + last.lm_calls) == (None, 1)
 
-
-def test_a_completion_that_does_not_parse_is_scored_with_what_was_found():
     first, last = rows(("one", "a"), n_steps=2, failure=Failure("parse", "x"))
     assert (first.unparsed, last.unparsed, last.query, last.completion) == (False, True, None, "text 1")
     assert first.measures == last.measures

@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 from pathlib import Path
 
 import dspy
@@ -27,22 +26,7 @@ def but(recipe, **keys):
     return recipe.model_copy(update=keys)
 
 
-@pytest.fixture
-def run(sampled_run):
-    return sampled_run
-
-
-def test_a_held_out_question_that_changed_is_refused(run, tmp_path):
-    path = shutil.copy(tmp_path / "questions.jsonl", tmp_path / "other.jsonl")
-    other = but(SMALL, questions=str(path))
-    evaluate(other, run)
-    edit(path, '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["alpha"]')
-    with pytest.raises(RunError, match=r"(?s)eval/other was .*questions: its content.*--set evaluation="):
-        evaluate(other, run)
-    assert evaluate(but(other, evaluation="one-gold"), run).asked == SMALL.systems
-
-
-def test_another_temperature_wants_a_name_and_a_seed_only_where_it_is_warm(run):
+def test_changed_questions_and_temperatures_want_a_name_and_a_seed_only_where_it_is_warm(run, tmp_path):
     evaluate(SMALL, run)
     warm = but(SMALL, temperature=0.7)
     with pytest.raises(RunError, match=r"(?s)temperature: 0\.0 in the run.*evaluation="):
@@ -52,11 +36,20 @@ def test_another_temperature_wants_a_name_and_a_seed_only_where_it_is_warm(run):
         evaluate(but(warm, evaluation="warm", seed=1), run)
     assert evaluate(SMALL, run).already
     assert not evaluate(but(SMALL, seed=1), run).asked
+    edit(tmp_path / "questions.jsonl", '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["alpha"]')
+    with pytest.raises(RunError, match=r"(?s)questions: its content.*--set evaluation="):
+        evaluate(SMALL, run)
 
 
-def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
-    recipes = BASE, but(BASE, split="dev")
-    test, dev = (evaluate(recipe, run, report=write_report) for recipe in recipes)
+def test_splits_lie_side_by_side_and_the_program_is_that_of_the_runs_own_test_questions(run):
+    def delivered():
+        return json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"]
+
+    train(run, "mine", 1)
+    recipes = but(BASE, split="dev"), but(BASE, systems=("raw-question", "base", "mine"))
+    dev = evaluate(recipes[0], run, report=write_report)
+    assert not delivered().endswith("policies/mine")  # of the only evaluation that there is
+    test = evaluate(recipes[1], run, report=write_report)
     assert (test.path, test.page) == (run.eval / "summary.json", run.report)
     assert (dev.path, dev.page) == (run.eval / "dev/summary.json", run.eval / "dev/report.html")
     assert (test.summary["name"], dev.summary["name"]) == (None, "dev")
@@ -66,20 +59,8 @@ def test_splits_lie_side_by_side_and_going_back_asks_nothing(run):
     test.page.unlink()
     assert all(evaluate(recipe, run, report=write_report).already for recipe in recipes)
     assert test.page.is_file()  # written again
-
-
-def test_the_program_is_that_of_the_runs_own_test_questions(run):
-    def delivered():
-        return json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"]
-
-    train(run, "mine", 1)
-    dev, test = but(BASE, split="dev"), but(BASE, systems=("base", "mine"))
-    evaluate(dev, run)
-    assert not delivered().endswith("policies/mine")  # of the only evaluation that there is
-    for recipe in (test, but(dev, resamples=30)):
-        evaluate(recipe, run)
-        assert delivered().endswith("policies/mine")
-    assert evaluate(test, run).already
+    evaluate(but(recipes[0], resamples=30), run)
+    assert delivered().endswith("policies/mine")
 
 
 def test_files_that_were_touched_or_lost_cost_no_call_and_a_damaged_one_is_refused(run, tmp_path):

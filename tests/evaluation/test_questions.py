@@ -1,8 +1,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from leret.core.runs import Run
 from leret.core.types import State
 from leret.datasets.leaks import FINGERPRINTS
@@ -14,11 +12,6 @@ from leret.viewer.report import write_report
 from models.fingerprints import write_fingerprints
 from tests.datasets.writing import json_lines
 from tests.evaluation.eval_fakes import asks, train
-
-
-@pytest.fixture
-def run(sampled_run):
-    return sampled_run
 
 
 def test_leaks_through_other_runs_demos_and_pretraining_are_reported(run, tmp_path):
@@ -33,7 +26,8 @@ def test_leaks_through_other_runs_demos_and_pretraining_are_reported(run, tmp_pa
 
     other, sampling = Run.create(tmp_path / "other"), run.manifest.sampling
     json_lines(tmp_path / "theirs.jsonl", [{"id": "a", "question": texts[first].upper(), "relevant_doc_ids": ["beta"]}])
-    other.update(sampling={**sampling, "data": {**sampling["data"], "questions": str(tmp_path / "theirs.jsonl")}})
+    data = {**sampling["data"], "questions": str(tmp_path / "theirs.jsonl")}
+    other.update(sampling={**sampling, "data": data}, digests={"corpus": "theirs"})
     train(other, "sft", 1)
     with Store(other.store) as store:
         store.put_state(State("state", "a", 0, "write_query", {}, ()))

@@ -15,7 +15,7 @@ from leret.evaluation.systems import Hyde, OracleTitles, RawQuestion, System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rollouts.actors import Decoding
-from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
+from tests.evaluation.eval_fakes import CORPUS, Rule, follow, program
 from tests.sampling.fakes import FakeRetriever, questions
 from tests.tiny import tiny_policy
 
@@ -74,13 +74,6 @@ def test_a_policy_that_follows_the_passages_finds_both_and_is_not_asked_twice(ma
     second, asked = again.evaluate(BASE)
     assert (asked, again.opened, second.rows) == (False, [], first.rows)
     assert second.seconds == pytest.approx(first.seconds, abs=1e-3)
-
-
-@pytest.mark.parametrize(("system", "recall", "n_calls"), [(ORACLE, 1, 0), (BASE, 0.5, 30)])
-def test_a_plan_and_an_answer_are_lm_calls_and_no_hops(make, system, recall, n_calls):
-    results, _ = make(parts=parts_of(Planned())).evaluate(system)
-    assert [recalls(results, hop) for hop in (1, 2, 3)] == [[0.5] * 6, [recall] * 6, []]
-    assert (len(results.rows), results.lm_calls) == (12, n_calls)  # plan, query, plan, query, answer
 
 
 @pytest.mark.parametrize("change", [{}, {"digest": "other"}, {"key": "other"}, {"max_tokens": 9}, {"prompt": FEW_SHOT}])

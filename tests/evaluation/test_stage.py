@@ -17,6 +17,7 @@ from leret.sampling.store.store import Store
 from leret.viewer.report import write_report
 from tests.datasets.writing import json_lines
 from tests.evaluation.eval_fakes import asks, train
+from tests.sampling.fakes import DOCS
 
 ALL = asks("raw-question", "oracle-titles", "base", "bank", "policies")
 RAW = asks("raw-question", limit=1)
@@ -174,10 +175,8 @@ def test_a_reader_makes_answers_for_systems_that_only_search_and_another_one_nee
 
 
 NAMES = """
-import dspy
-import leret
+import dspy, leret
 from leret.core.types import Candidate
-
 
 class Names(dspy.Module):
     def __init__(self):
@@ -185,18 +184,14 @@ class Names(dspy.Module):
         self.search, self.pick = leret.Search(k=1), leret.Pick()
 
     def forward(self, question):
-        found = self.search(question)
-        candidates = [Candidate(id, title="t", text=text) for id, text in IDS]
-        picked = self.pick(candidates, [], question=question)
-        return self.search(f"{question} {picked.text}", found)
+        picked = self.pick([Candidate(id, title="t", text=id) for id in IDS], [], question=question)
+        return self.search(f"{question} {picked.text}")
 """
 
 
-@pytest.mark.parametrize(("ids", "is_bound"), [(["name 1", "name 2"], False), (None, True)])
+@pytest.mark.parametrize(("ids", "is_bound"), [(["name 1", "name 2"], False), (list(DOCS), True)])
 def test_an_oracle_is_shown_only_if_it_can_pick_gold_documents(run, tmp_path, ids, is_bound):
-    documents = [json.loads(line)["doc_id"] for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
-    code = NAMES.replace("IDS", repr([(id, id) for id in ids or documents]))
-    (tmp_path / "names.py").write_text(code)
+    (tmp_path / "names.py").write_text(NAMES.replace("IDS", repr(ids)))
     sampling = run.manifest.sampling
     policy = PolicySettings.model_validate({"kind": "features", "features": "mentions"}).model_dump(mode="json")
     run.update(sampling={**sampling, "program": {"path": f"{tmp_path}/names.py:Names"}, "policy": policy})

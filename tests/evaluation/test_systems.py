@@ -56,7 +56,7 @@ def test_the_focus_finds_most_elsewhere_or_is_the_last_and_no_control(run):
     assert focus(systems, dict.fromkeys(names, 0.5)) == focus(systems) == "ipo"
 
 
-def test_demos_are_extra_systems_on_the_base(run, tmp_path):
+def test_demos_are_extra_systems_on_the_base_and_prompts_that_show_hints_are_none(run, tmp_path):
     mine = prompt_file(tmp_path / "mine.json", "x")
     systems = select(("base",), available(run, {"mine": mine}, {}), ["mine"])
     assert [(s.name, s.policy, s.kind) for s in systems][1] == ("mine", "base", "prompt")
@@ -65,8 +65,6 @@ def test_demos_are_extra_systems_on_the_base(run, tmp_path):
     with pytest.raises(RunError, match="is not a prompt"):
         available(run, {"other": str(tmp_path / "absent.json")}, {})
 
-
-def test_prompts_that_show_hints_are_not_evaluated(run, tmp_path):
     prompt_file(run.prompts / "1.json", "1")
     Prompt("2", hint="gold").save(run.prompts / "2.json")
     hinted = available(run, {"mine": str(run.prompts / "2.json")}, {})

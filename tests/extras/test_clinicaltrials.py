@@ -62,15 +62,3 @@ FAULTS = {
 def test_a_failure_is_an_error_not_an_empty_ranking(fault):
     with loopback(FAULTS[fault]) as server, pytest.raises(RetrievalError):
         trials(server.url).search(["x"], 3)
-
-
-def test_a_refused_query_has_an_empty_ranking():
-    def answer(asked):
-        term = asked.params["query.term"]
-        return Reply("Invalid query", 400) if "((" in term else Reply("", 414) if len(term) > 9999 else pages(1)(asked)
-
-    with loopback(answer) as server:
-        engine = trials(server.url)
-        assert [len(r) for r in engine.search(["((a", "good", "(((b", "x" * 60_000], 3)] == [0, 1, 0, 0]
-    assert engine.site.n_refused == 3
-    assert sum(a.params["query.term"] == "heart" for a in server.asked) == 1

@@ -5,23 +5,15 @@ from itertools import chain
 import pytest
 
 from leret.config.data import DataSettings
-from leret.core.types import Task, digest
-from leret.datasets.leaks import plain
 from leret.datasets.load import load_tasks
-from leret.extras.conversations import Turn, split_names
-
-
-def turn(persona, history, reply, *keys):
-    task = Task("t", {"persona": persona, "history": history}, answers=(reply,))
-    return Turn(task, digest(persona), frozenset(map(plain, persona)), keys)
 
 
 def sides(number, n, personas):
-    """Return both views of a conversation: persona, partner's persona, and (utterance, reply) for each turn."""
+    """Return both views of a conversation: a persona, and (utterance, reply) for each turn."""
     said = [f"word {number} {place} of talk" for place in range(n)]
     first, second = personas
-    yield second, first, [(said[i], said[i + 1]) for i in range(0, n - 1, 2)]
-    yield first, second, [("__SILENCE__", said[0])] + [(said[i], said[i + 1]) for i in range(1, n - 1, 2)]
+    yield second, [(said[i], said[i + 1]) for i in range(0, n - 1, 2)]
+    yield first, [("__SILENCE__", said[0])] + [(said[i], said[i + 1]) for i in range(1, n - 1, 2)]
 
 
 def conversations(n_conversations, n_utterances, n_personas):
@@ -32,33 +24,20 @@ def conversations(n_conversations, n_utterances, n_personas):
         yield list(sides(number, n_utterances, personas))
 
 
-def convai2(talks, who):
+def convai2(talks, with_personas):
     """Return the text of a file with the first views of all conversations, then the second views."""
     lines = []
-    for persona, partner, turns in chain(*zip(*talks, strict=True)):
-        facts = [f"your persona: {line}" for line in persona if "your" in who]
-        facts += [f"partner's persona: {line}" for line in partner if "partner" in who]
+    for persona, turns in chain(*zip(*talks, strict=True)):
+        facts = [f"your persona: {line}" for line in persona if with_personas]
         said = [f"{utterance}\t{reply}\t\tno|yes" for utterance, reply in turns]
         lines += [f"{number} {line}" for number, line in enumerate([*facts, *said], start=1)]
     return "\n".join(lines)
 
 
-def json_lines(talks, named):
-    rows = []
-    for place, (persona, _, turns) in enumerate(chain(*zip(*talks, strict=True))):
-        history = []
-        for said, reply in turns:
-            history += [said] if said != "__SILENCE__" else []
-            row = {"persona": persona, "history": [*history], "reply": reply}
-            rows.append({**row, "dialogue": f"view {place}"} if named else row)
-            history.append(reply)
-    return "\n".join(map(json.dumps, rows))
-
-
 def lapdog(talks):
     """Return LAPDOG's lines: the partner's last three utterances, with labels that alternate up to the last."""
     rows = []
-    for persona, _, turns in chain(*zip(*talks, strict=True)):
+    for persona, turns in chain(*zip(*talks, strict=True)):
         said = []
         for utterance, reply in turns:
             said += [utterance] if utterance != "__SILENCE__" else []
@@ -70,12 +49,8 @@ def lapdog(talks):
 
 
 FORMS = {
-    "both.txt": lambda talks: convai2(talks, ("your", "partner")),
-    "self.txt": lambda talks: convai2(talks, ("your",)),
-    "other.txt": lambda talks: convai2(talks, ("partner",)),
-    "none.txt": lambda talks: convai2(talks, ()),
-    "rows.jsonl": lambda talks: json_lines(talks, named=False),
-    "named.jsonl": lambda talks: json_lines(talks, named=True),
+    "self.txt": lambda talks: convai2(talks, with_personas=True),
+    "none.txt": lambda talks: convai2(talks, with_personas=False),
     "lapdog.jsonl": lapdog,
 }
 
@@ -93,25 +68,3 @@ def test_both_sides_of_a_conversation_are_in_one_split(tmp_path, form, n_utteran
     assert len(by_talk) == 60
     assert all(len(splits) == 1 for splits in by_talk.values())
     assert splits == {"train", "dev", "test"}
-
-
-def test_a_greeting_does_not_join_conversations():
-    dialogues = [turn([name], ["hi", "hello", name], f"{name} too") for name in ("tea", "milk", "beer", "wine")]
-    other_side = turn(["e"], ["hi", "hello"], "how are you")
-    assert len(set(split_names([*dialogues, other_side]))) == 5
-
-
-def test_personas_share_a_split_unless_most_of_them_would():
-    def talks(partners):
-        return [view for a, b in partners for view in sides(f"{a}{b}", 6, ([f"i am {a}"], [f"i am {b}"]))]
-
-    def names(partners):
-        turns = [
-            turn(persona, [said], reply, i)
-            for i, (persona, _, pairs) in enumerate(talks(partners))
-            for said, reply in pairs
-        ]
-        return len(set(split_names(turns)))
-
-    assert names(["ab", "ac", "de", "fg", "hi"]) == 4
-    assert names(["ab", "bc", "cd", "de"]) == 4  # one chain: each conversation for itself

@@ -71,20 +71,13 @@ def lapdog(tmp_path, question, **more):
             ["hello ?", "hi : )", "at 10:30 ?"],
         ),
         ("persona: i sing. context: R: b Q: c R: d", ["i sing."], ["b", "c", "d"]),  # as in LAPDOG's files
-        ("Persona: I sing! Context: q: a Q: and b r: c", ["I sing!"], ["a Q: and b", "c"]),
         ("context: Q: hi", [], ["hi"]),
-        ("persona: i sing. context: ", ["i sing."], []),
         ("persona: i sing. context: Q: __SILENCE__", ["i sing."], []),
     ],
 )
 def test_a_lapdog_line_is_parted(tmp_path, question, persona, history):
-    task = lapdog(tmp_path, question)
+    task = lapdog(tmp_path, question, answers=[" yo ", "hey"], id="a", split="valid")
     assert task.inputs == {"persona": persona, "history": history}
-    assert task.answers == ("fine",)
-
-
-def test_a_lapdog_line_may_have_several_replies_an_id_and_a_split(tmp_path):
-    task = lapdog(tmp_path, "context: Q: hi", answers=[" yo ", "hey"], id="a", split="valid")
     assert (task.answers, task.id, task.split) == (("yo", "hey"), "a", "dev")
 
 

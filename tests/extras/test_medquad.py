@@ -4,22 +4,8 @@ from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from tests.datasets.writing import load
 
-DOCUMENT = """<?xml version="1.0" encoding="UTF-8"?>
-<Document id="0000001_1" source="CancerGov" url="https://www.cancer.gov/leukemia">
-<Focus>Adult Leukemia</Focus>
-<QAPairs>
-  <QAPair pid="1">
-    <Question qid="0000001_1-1" qtype="information">What is (are) Adult Leukemia ?</Question>
-    <Answer>A cancer of the
-        blood &amp; <b>bone</b> marrow.</Answer>
-  </QAPair>
-  <QAPair pid="2">
-    <Question qid="0000001_1-2" qtype="symptoms">What are the symptoms of Adult Leukemia ?</Question>
-    <Answer> </Answer>
-  </QAPair>
-</QAPairs>
-</Document>
-"""
+PAIR = '<QAPair pid="{0}"><Question qid="{0}" qtype="symptoms">Who {0} ?</Question>{1}</QAPair>'
+ANSWER, OTHER = "<Answer>A cancer of the\n   blood &amp; <b>bone</b> marrow.</Answer>", "<Answer>Cancer</Answer>"
 LAUGHS = (
     '<?xml version="1.0"?><!DOCTYPE d [<!ENTITY a0 "ha">'
     + "".join(f'<!ENTITY a{i} "{f"&a{i - 1};" * 10}">' for i in range(1, 10))
@@ -31,36 +17,42 @@ OUTSIDE = (
 )
 
 
+def document(*pairs):
+    return f"<Document><Focus>Adult Leukemia</Focus><QAPairs>{''.join(pairs)}</QAPairs></Document>"
+
+
 @pytest.fixture
 def folder(tmp_path):
-    for number, name, text in ((1, "CancerGov", DOCUMENT), (2, "GARD", DOCUMENT.replace("A cancer", "Cancer"))):
-        (tmp_path / "MedQuAD" / f"{number}_{name}_QA").mkdir(parents=True)
-        (tmp_path / "MedQuAD" / f"{number}_{name}_QA/0000001_1.xml").write_text(text, encoding="utf-8")
-    return tmp_path / "MedQuAD"
+    for site, answer in (("1_CancerGov_QA", ANSWER), ("2_GARD_QA", OTHER)):
+        (tmp_path / site).mkdir()
+        (tmp_path / site / "1.xml").write_text(document(PAIR.format(1, answer), PAIR.format(2, "<Answer> </Answer>")))
+    return tmp_path
 
 
 def test_an_answer_is_the_gold_document_of_its_question_which_websites_share_on_request(folder):
     data = load("medquad", str(folder))
-    answer, question = "A cancer of the blood & bone marrow.", "What is (are) Adult Leukemia ?"
-    assert data.corpus["1-0000001_1-1"] == Document("1-0000001_1-1", "Adult Leukemia", answer)
-    assert list(data.corpus) == ["1-0000001_1-1", "2-0000001_1-1"]
-    assert data.tasks.items[0] == Task.question("1-0000001_1-1", question, answer, ("1-0000001_1-1",), "information")
+    answer = "A cancer of the blood & bone marrow."
+    assert (list(data.corpus), data.tasks.skipped) == (["1-1", "2-1"], {"no answer": 2})
+    assert data.corpus["1-1"] == Document("1-1", "Adult Leukemia", answer)
+    assert data.tasks.items[0] == Task.question("1-1", "Who 1 ?", answer, ("1-1",), "symptoms")
     (task,) = load("medquad", str(folder), merge_questions=True).tasks
-    assert (task.id, task.gold) == ("1-0000001_1-1", ("1-0000001_1-1", "2-0000001_1-1"))
+    assert (task.id, task.gold) == ("1-1", ("1-1", "2-1"))
 
 
 BAD = {
     "entities that grow": (LAUGHS, "broken XML .*amplification"),
     "an external entity": (OUTSIDE, "broken XML .*undefined entity"),
-    "a file that is cut short": (DOCUMENT[:400], "broken XML"),
-    "a question without an id": (DOCUMENT.replace('qid="0000001_1-1"', ""), "pair 1: field 'id' is empty"),
+    "a file that is cut short": (document()[:30], "broken XML"),
+    "a question without an id": (document(PAIR.format(3, OTHER).replace('qid="3"', "")), "pair 3: field 'id' is empty"),
+    "two answers": (document(PAIR.format(3, ANSWER + OTHER)), "pair 3: .*two questions or answers"),
+    "an id of another file": (document(PAIR.format(1, OTHER)), "pair 1: duplicate id '1-1'"),
 }
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
 def test_bad_files_are_refused_with_their_name_or_skipped(text, says, folder):
     (folder / "secret.txt").write_text("secret")
-    (folder / "1_CancerGov_QA/0000002.xml").write_text(text)
-    with pytest.raises(DataError, match=rf"0000002\.xml: {says}"):
+    (folder / "1_CancerGov_QA/2.xml").write_text(text)
+    with pytest.raises(DataError, match=rf"2\.xml: {says}"):
         load("medquad", str(folder))
     assert len(load("medquad", str(folder), skip_invalid=True).corpus) == 2

@@ -7,7 +7,7 @@ from leret.rewards.combine import GroupMixer, find_mixer
 MIXERS = {name: find_mixer(name) for name in MIXER_SHELF if name != "factors"}
 
 RNG = np.random.default_rng(0)
-MATRICES = [RNG.normal(size=(int(RNG.integers(2, 17)), int(RNG.integers(1, 6)))) for _ in range(20)]
+MATRICES = [RNG.normal(size=(int(RNG.integers(2, 17)), int(RNG.integers(1, 6)))) for _ in range(6)]
 NAN = np.nan
 
 

@@ -5,7 +5,7 @@ import pytest
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage
 from leret.extras.pubmed import PubMed, PubMedSettings
-from tests.extras.ncbi import ARTICLES, article, efetch, esearch, ncbi
+from tests.extras.ncbi import ARTICLES, efetch, esearch, ncbi
 from tests.retrieval.serving import Reply, loopback
 
 BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats & mice)'
@@ -77,20 +77,11 @@ def test_an_echoed_key_is_removed_from_messages(status, monkeypatch):
     assert "s3c" not in str(caught.value)
 
 
-def test_queries_are_cleaned_and_deduplicated():
-    with loopback(ncbi({"a b": ["7"]})) as server:
-        rankings = pubmed(server.url, texts=False).search(["", " \n\t", "a\x00\ud800\x1bb", "a\nb", "a b "], 1)
-    assert [[p.doc_id for p in ranking] for ranking in rankings] == [[], [], ["7"], ["7"], ["7"]]
-    assert len(server.asked) == 1
-
-
 FAULTS = {
     "a backend that failed": ("esearch", Reply({"esearchresult": {"ERROR": "Search Backend failed: timeout"}})),
     "a rate limit under 200": ("esearch", Reply({"error": "API rate limit exceeded", "count": "4"})),
-    "no result": ("esearch", Reply({"header": {}})),
     "an id that is none": ("esearch", esearch(["x1"])),
     "no record": ("efetch", efetch([])),
-    "an error": ("efetch", Reply('<?xml version="1.0"?><eFetchResult><ERROR>Empty result</ERROR></eFetchResult>')),
     "cut off": ("efetch", Reply("<PubmedArticleSet><PubmedArticle>")),
     "entities": ("efetch", Reply('<!DOCTYPE a [<!ENTITY c SYSTEM "file:///etc/hostname">]><a>&c;</a>')),
 }
@@ -115,12 +106,3 @@ def test_a_400_is_an_empty_ranking_and_a_414_is_an_error():
         assert [len(rankings) for rankings in engine.search(["心" * 1_400, "x OR " * 200_000 + "y"], 1)] == [1, 1]
         with pytest.raises(RetrievalError, match="answered 414"):
             engine.search(["lung"], 1)
-
-
-def test_efetch_requests_have_200_records():
-    ids = [str(i) for i in range(1, 451)]
-    with loopback(ncbi({"q": ids}, lambda pmid: article(pmid, f"t{pmid}"))) as server:
-        ranking = pubmed(server.url).search(["q"], 450)[0]
-    assert [p.title for p in ranking] == [f"t{i}" for i in ids]
-    sizes = sorted(len(a.params["id"].split(",")) for a in server.asked if "efetch" in a.path)
-    assert sizes == [50, 200, 200]

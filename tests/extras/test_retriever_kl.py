@@ -17,7 +17,6 @@ from leret.core.errors import RetrievalError, RunError, TrainingError
 from leret.core.types import Sample, State, digest
 from leret.extras.retriever_kl import (
     RetrieverKLRecipe,
-    document_scores,
     examples,
     make_trainer,
     retriever_rows,
@@ -74,11 +73,6 @@ def sampled(path, retriever, samples=(("cat",), ("dog",), ("sun",)), n=8):
 def corpus_of(run):
     with Environment.open(run) as environment:
         return environment.corpus
-
-
-def test_a_document_scores_the_mean_reward_of_the_samples_that_found_it():
-    samples = [found("q", 0, ("a", "b", "c"), 1.0), found("q", 1, ("a", "b"), 0.5), found("q", 2, ("a",), 0.0)]
-    assert document_scores(samples, None) == {"b": 0.75, "c": 1.0}  # all samples found a
 
 
 def test_rows_hold_questions_and_documents_of_states_with_spread(models, tmp_path):

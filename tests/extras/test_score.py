@@ -1,13 +1,12 @@
 import json
+from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.extras.score import main, score
-from tests.datasets.writing import json_lines
+from tests.datasets.writing import PLACES, array, json_lines, parquet
 
 
 def scored(tmp_path, *measures, **keys):
@@ -97,18 +96,6 @@ def test_measures_of_a_file_equal_sacrebleu(tmp_path):
     }, abs=1e-6)  # fmt: skip
 
 
-def tables(path, rows):
-    """Write rows in each format, and return the files."""
-    names = list(rows[0])
-    for suffix, delimiter in ((".csv", ","), (".tsv", "\t")):
-        lines = [names, *([row[name] or "" for name in names] for row in rows)]
-        path.with_suffix(suffix).write_text("".join(delimiter.join(line) + "\n" for line in lines), encoding="utf-8")
-    path.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    path.with_suffix(".json").write_text(json.dumps(rows), encoding="utf-8")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
-    return [path.with_suffix(suffix) for suffix in (".csv", ".tsv", ".jsonl", ".json", ".parquet")]
-
-
 @pytest.mark.parametrize(
     ("prediction", "answer", "f1", "n_failed", "n_without_reference"),
     [("  ", "rome", 0.5, 0, 0), ("rome", " ", 1.0, 0, 1), (None, "rome", 1.0, 1, 0)],
@@ -117,14 +104,13 @@ def tables(path, rows):
 def test_blank_and_null_texts_mean_the_same_in_every_format(
     tmp_path, prediction, answer, f1, n_failed, n_without_reference
 ):
-    answers = tables(tmp_path / "p", [{"id": "1", "prediction": prediction}, {"id": "2", "prediction": "paris"}])
-    references = tables(tmp_path / "r", [{"id": "1", "answer": answer}, {"id": "2", "answer": "paris"}])
-    if prediction is None:
-        answers = answers[2:]  # CSV and TSV have no null
-    for files in zip(answers, references[-len(answers) :], strict=True):
+    answers = [{"id": "1", "prediction": prediction}, {"id": "2", "prediction": "paris"}]
+    references = [{"id": "1", "answer": answer}, {"id": "2", "answer": "paris"}]
+    for written in PLACES if prediction is not None else (json_lines, array, parquet):  # CSV and TSV have no null
+        files = (Path(written(tmp_path / f"{name}.json", rows)) for name, rows in (("p", answers), ("r", references)))
         report = score(*files, EvalRecipe(measures=("f1",), resamples=9))
-        assert (report.measures["f1"], report.n_failed) == (f1, n_failed), files
-        assert report.n_without_reference == n_without_reference, files
+        assert (report.measures["f1"], report.n_failed) == (f1, n_failed), written
+        assert report.n_without_reference == n_without_reference, written
 
 
 def test_two_files_of_texts_are_scored_by_the_command(tmp_path, capsys):

@@ -8,7 +8,6 @@ from leret.core.errors import ConfigError, PolicyError
 from leret.policies.load import compute_digest, make_policy, probe
 from tests.extras.tinker_server import BASE
 from tests.policies.conftest import ask
-from tests.tiny import tiny_policy
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
@@ -33,6 +32,7 @@ def test_a_completion_has_the_ids_and_log_probabilities_of_the_server(settings, 
     assert [one.text for one in completions] == tokenizer.batch_decode(
         [one.token_ids for one in completions], skip_special_tokens=True
     )
+    assert compute_digest(settings) == policy.digest != compute_digest(changed(settings, model="other/model"))
     again = asyncio.run(policy.complete(ask("the city", 1, 2, 3)))
     assert again == completions
     greedy = asyncio.run(policy.complete(ask("the city", 1, 2, temperature=0)))
@@ -68,10 +68,3 @@ def test_what_the_server_lacks_is_said(settings, stub, monkeypatch):
     with pytest.raises(PolicyError, match=r"RequestFailedError: .*not found: sampler") as error:
         asyncio.run(policy.complete(ask("the city", 1)))
     assert error.value.exit_code == 1
-
-
-def test_a_digest_names_the_model_and_its_tokenizer(settings, tmp_path):
-    other = tiny_policy(tmp_path, seed=1)
-    variants = [settings, changed(settings, model="other/model"), changed(settings, tokenizer=str(other))]
-    assert len({compute_digest(one) for one in variants}) == 3
-    assert compute_digest(settings) == make_policy(settings).digest

@@ -1,13 +1,11 @@
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from leret.core.errors import TrainingError
 from leret.extras.tinker_training import TinkerDPO, TinkerIPO, TinkerSFT
 from leret.training.algorithms import TrainingRecipe
 from leret.training.stage import train
-from tests.training.training_runs import Stopper, changed, fail, log
+from tests.training.training_runs import changed, log
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
@@ -38,28 +36,3 @@ def test_steps_equal_those_of_trl(tinker_run, base, stub, name):
     assert differences.mean() < 1e-6  # Adam enlarges rounding errors of single weights
     asked = [request for request, _ in stub.requests].count("asample")
     assert asked == (0 if name == "sft" else 2 * remote.examples)  # the reference, once per completion
-
-
-def test_a_stopped_training_resumes(tinker_run, stub):
-    recipe = changed(SFT, max_steps=3)
-    with pytest.raises(ZeroDivisionError):
-        train(recipe, tinker_run, progress=Stopper(2, fail))
-    resumed = train(recipe, tinker_run)
-    assert (resumed.resumed_from, resumed.steps, resumed.examples) == (1, 3, 24)
-    straight = train(changed(recipe, name="straight"), tinker_run)
-    assert log(resumed) == log(straight)
-    assert all((stub.weights(resumed)[name] == one).all() for name, one in stub.weights(straight).items())
-
-
-def test_a_run_of_another_policy_is_refused(run, stub):
-    with pytest.raises(TrainingError, match=r"policy.kind tinker, not local"):
-        train(SFT, run)
-
-
-@pytest.mark.parametrize(
-    ("keys", "wrong"),
-    [({"optim": "rmsprop"}, "no optim"), ({"dtype": "bfloat16"}, "no dtype"), ({"lora": {"alpha": 8}}, "set lora")],
-)
-def test_a_key_without_effect_on_pairs_is_refused(keys, wrong):
-    with pytest.raises(ValidationError, match=wrong):
-        changed(DPO, **keys)

@@ -107,11 +107,14 @@ def test_the_best_step_is_kept_and_trained_further(tinker_run, stub):
     assert loaded[-1] == json.loads((report.path / "tinker.json").read_text())["weights"]
 
 
-def test_what_the_server_cannot_train_is_said(tinker_run):
+def test_what_the_server_cannot_train_is_said(tinker_run, base):
     with pytest.raises(TrainingError, match=r"temperature 0\.5"):
         train(changed(GRPO, name="cold", temperature=0.5), tinker_run)
     with pytest.raises(TrainingError, match="init_from: 'demo' was not"):
         train(changed(GRPO, name="other", init_from="demo"), tinker_run)
+    tinker_run.update(sampling={**tinker_run.sampling(), "policy": {"model": str(base)}})
+    with pytest.raises(TrainingError, match=r"policy.kind tinker, not local"):
+        train(GRPO, tinker_run)
 
 
 @pytest.mark.parametrize(

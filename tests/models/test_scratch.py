@@ -7,10 +7,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.core.progress import Progress
-from models import __main__ as command
 from models import scratch
-from models.gate import holding, make_gate, names_copied
-from models.pretrain.stage import copied, distinct
+from models.gate import make_gate
 from models.worlds import StreamSettings
 
 
@@ -33,21 +31,3 @@ def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path):
     assert "seed 1, 2 steps" in (out / "README.md").read_text(encoding="utf-8")
     assert {"bridge", "copied"} <= json.loads((out / "pretrain.jsonl").read_text().splitlines()[-1]).keys()
     assert sum(call.args[0] for call in progress.advance.call_args_list) == 2
-
-
-def test_measures_are_shares():
-    assert copied([[[1, 2], [9, 1]]], [[1, 2, 3]]) == 0.75  # of the words
-    assert distinct([[[1], [1]], [[1], [2]]]) == 0.75  # of the samples
-    assert holding([[[1, 2, 3], [2, 1]], [[7, 8]]], [(1, 2), (8,)]) == round(2 / 3, 3)
-    parts = {10: 0, 11: 1, 12: 1, 20: 2, 21: 3}
-    written = [[[10, 11, 5], [10, 12], [20, 21], [5, 6]]]
-    assert names_copied(written, [[10, 11, 9, 20, 21]], parts) == round(2 / 3, 3)
-
-
-def test_a_builder_gets_what_the_command_line_says(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.scratch.pretrain_scratch", build := Mock())
-    command.main(["demo", "--out", str(tmp_path), "--steps", "2"])
-    assert build.call_args.args[0] == tmp_path
-    assert build.call_args.kwargs == {"seed": 0, "steps": 2}
-    with pytest.raises(SystemExit):
-        command.main(["nobody", "--out", "x"])

@@ -2,12 +2,10 @@ import asyncio
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from yarl import URL
 
 from leret.sampling.store.store import Store
 from leret.viewer import app
-from leret.viewer.pages import server_url
-from tests.viewer.conftest import ORIGIN, add_questions, sample, state
+from tests.viewer.conftest import ORIGIN, sample, state
 
 
 def visit(run, tmp_path, work, monkeypatch=None, **options):
@@ -58,19 +56,6 @@ def test_a_token_is_needed_once(shared, tmp_path, monkeypatch):
         return [await status(path) for path in ("/", "/?token=é", "/groups?token=secret", "/groups", "/assets/view.js")]
 
     assert visit(shared[0], tmp_path, work, monkeypatch, token="secret") == [401, 401, 302, 200, 200]
-
-
-def test_a_question_with_any_id_has_a_page(run, tmp_path, monkeypatch):
-    names = {"z0": "..", "z1": "a\r\nb", "z2": "a/b", "z3": "?#"}
-    add_questions(run, names)
-
-    async def work(client):
-        for state_id, name in names.items():
-            for parts in (("q", name), ("q", name, state_id)):
-                answer = await client.get(URL(server_url(*parts), encoded=True))
-                assert f"query of {state_id}" in await answer.text()
-
-    visit(run, tmp_path, work, monkeypatch)
 
 
 @pytest.mark.parametrize("break_data", [False, True])

@@ -2,12 +2,10 @@
 
 import shutil
 from html import unescape
-from pathlib import Path
 
 import pytest
 
-from leret.viewer import app, static
-from leret.viewer.report import write_report
+from leret.viewer import app
 from tests.retrieval.serving import listening
 from tests.viewer.conftest import SHOWN
 
@@ -87,31 +85,3 @@ def test_keys_move_open_search_and_help(page, url):
     assert not page.locator("#help").is_visible()
     page.locator("#keys").click()
     assert page.locator("#help").is_visible()
-
-
-def test_a_change_of_the_run_replaces_the_content_and_keeps_what_is_open(page, url, viewer):
-    page.goto(f"{url}/prompts")
-    page.locator("#prompt-2").evaluate("one => { one.open = true; }")
-    before = page.locator("main").get_attribute("data-version")
-    viewer.runs["run"].version += 1
-    page.wait_for_selector(f"main:not([data-version='{before}'])")
-    assert page.locator("#prompt-2").get_attribute("open") == ""
-
-
-def test_a_static_page_filters_its_rows(page, viewer, tmp_path):
-    static.write_site(viewer.runs, tmp_path / "site", 10, tmp_path)
-    page.goto(Path(tmp_path / "site" / "questions" / "index.html").as_uri() + "?failures=yes")
-    assert page.locator("#count").inner_text() == "1"
-    page.locator("select[name=failures]").select_option("")
-    page.locator("select[name=change]").select_option("improved")
-    page.locator("#filters button").click()
-    assert page.locator("tr.row:visible").count() == 1
-    page.locator("tr.row:visible a").click()
-    assert page.locator("h1").inner_text().startswith("q3 ")
-
-
-def test_the_report_works_from_a_file(page, run):
-    page.goto(write_report(run).as_uri())
-    page.locator("select.rival").first.select_option("ipo")
-    assert set(page.locator(".rival-name").all_inner_texts()) == {"ipo"}
-    assert page.evaluate("document.documentElement.scrollWidth") == page.viewport_size["width"]

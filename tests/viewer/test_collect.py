@@ -1,4 +1,3 @@
-import json
 import shutil
 from contextlib import closing
 
@@ -7,28 +6,6 @@ import pytest
 from leret.core.errors import RunError
 from leret.viewer.collect import collect
 from leret.viewer.index import RunIndex
-
-
-def test_every_system_is_compared_with_every_other_one(index):
-    [[name, text]] = index.read("SELECT name, about FROM evaluations")
-    about = json.loads(text)
-    assert (name, about["main"]) == ("", ["recall", "ap"])
-    assert about["headline"] == "ipo finds about as much as base: 50% of the gold documents, against 50%"
-    pair = about["differences"]["ipo"]["base"]
-    assert (pair["measure"], pair["difference"], pair["ci"], pair["n"]) == ("recall", 0.0, [0.0, 0.0], 1)
-    assert set(about["differences"]["base"]) == {"ipo"}
-
-
-def test_rewards_and_margins_have_histograms_and_cut_completions_are_counted(index):
-    def bars(name):
-        sql = "SELECT step, bin, n, share, mean FROM bars WHERE name = ? ORDER BY step, bin"
-        return [tuple(row) for row in index.read(sql, (name,))]
-
-    # step 1: rewards 1, .5, .5, .5 (sft) and two of 0; step 2: 1 and 0
-    first = [(1, 0, 2, 2 / 6, 2.5 / 6), (1, 5, 3, 0.5, 2.5 / 6), (1, 9, 1, 1 / 6, 2.5 / 6)]
-    assert bars("Rewards") == [*map(pytest.approx, first), (2, 0, 1, 0.5, 0.5), (2, 9, 1, 0.5, 0.5)]
-    assert [row[:3] for row in bars("Margins")] == [(1, 5, 1), (2, 9, 1)]
-    assert index.read("SELECT * FROM cuts") == []
 
 
 def test_a_part_that_cannot_be_read_is_a_note(run, tmp_path):

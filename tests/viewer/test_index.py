@@ -32,7 +32,7 @@ def test_questions_have_figures_of_their_sampled_groups(shared, tmp_path, monkey
     assert times(shared[0]) == before
 
 
-def test_a_growing_store_is_followed_and_retried_samples_are_read_again(run, tmp_path):
+def test_a_growing_store_is_followed_and_retried_samples_and_new_rewards_are_read_again(run, tmp_path):
     index = RunIndex(run, tmp_path / "i.db")
     scored = replace(sample("v", "v0", reward=1.0), task_id="q9")
     failed = replace(scored, failure=Failure("policy", "away"), completion=None, outputs={}, reward=None, components={})
@@ -44,13 +44,7 @@ def test_a_growing_store_is_followed_and_retried_samples_are_read_again(run, tmp
             while index.advance():
                 pass
             assert ("q9", n_failures) in [(row[0], row[5]) for row in questions(index)]
-
-
-def test_new_rewards_are_read_again(run, tmp_path):
-    index = RunIndex(run, tmp_path / "i.db")
-    with Store(run.store) as store:
-        name = run.prepare({})
-        store.put_rewards([sample("g", "t0", ("d3",), 0.75)], name)
+        store.put_rewards([sample("g", "t0", ("d3",), 0.75)], run.prepare({}))
     while index.advance():
         pass
     assert ("q2", 1, 2, 0.75, 0.75, 0) in questions(index)

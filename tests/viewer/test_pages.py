@@ -5,7 +5,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from leret.viewer.index import RunIndex
 from leret.viewer.pages import MENU, Pages, part_of, server_url, visible
 from tests.viewer.conftest import EVIL, LINK, SHOWN
 
@@ -45,23 +44,6 @@ def test_a_tree_shows_queries_rewards_gold_documents_and_pairs(pages):
         "lost Title 1 lost, was 2", "missing Title 2 not found",
     ]  # fmt: skip
     assert 'href="/q/q1/s0"' in html
-
-
-def test_a_state_is_shown_under_every_policy_and_run(index, shared, tmp_path):
-    other = RunIndex(shared[0], tmp_path / "other.db")
-    pages = Pages({"run": index, "other": other}, {})
-    titles = re.findall(r'<h2 id="s-\d">(.*?)</h2>', pages.page(("q", "q1", "s0"), {}))
-    assert titles == ["run · base P1", "run · sft P2", "other · base P1", "other · sft P2"]
-    assert '<a href="/r/other/q/q1">other</a>' in pages.page(("q", "q1", "s0"), {})
-    assert '<a href="/r/other">other</a>' in pages.page(("q", "q3"), {})  # evaluated in the facts of the first run
-    other.close()
-
-
-def test_systems_are_shown_side_by_side_with_differences(pages):
-    html = pages.page(("q", "q3"), {})
-    side = text(html[html.index('id="side"') :])
-    assert "1 base find base 2 ipo find ipo 1" in side
-    assert re.findall(r'<option value="(\w+)"( selected)?', html) == [("base", " selected"), ("ipo", "")]
 
 
 def test_missing_pages_questions_and_states_are_none(pages):

@@ -12,7 +12,7 @@ def test_an_axis_has_round_ticks_around_its_values():
         assert (made.ticks, made.at(ticks[0]), made.at(ticks[-1])) == (ticks, 0, 100)
 
 
-def test_sampler_and_trainer_have_two_panels():
+def test_a_training_has_curves_of_sampler_and_trainer_and_of_reward_kl_and_entropy():
     entry = {f"sampling/importance_sampling_ratio/{name}": 1.0 for name in ("min", "mean", "max")}
     entry |= {f"sampling/sampling_logp_difference/{name}": 1e-6 for name in ("mean", "max")}
     panels = dict(curves_of({"log_history": [{"step": step, **entry} for step in (1, 2)]}))
@@ -21,8 +21,6 @@ def test_sampler_and_trainer_have_two_panels():
     assert panels[MISMATCH[0]] == {"mean": points, "largest": points}
     assert list(panels[MISMATCH[1]]) == ["mean", "largest", "smallest"]
 
-
-def test_an_online_training_has_curves_of_reward_kl_and_entropy():
     log = [{"step": i, "reward": i / 9, "kl": i / 100, "entropy": 2.0 - i, "loss": 0.1} for i in (1, 2, 3)]
     log[1]["reward_percentiles/50"], log[2]["reward_percentiles/50"] = 0.0, 0.5
     panels = curves_of({"log_history": log})

@@ -1,6 +1,5 @@
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
@@ -14,42 +13,19 @@ from tests.viewer.conftest import ORIGIN, build, sample, state
 SHOWN = re.compile('<details class="question"><summary><span class="text">(.*?)</span>')
 
 
-class Checker(HTMLParser):
-    def __init__(self, page):
-        super().__init__()
-        self.open, self.tags, self.attributes = [], [], []
-        self.feed(page)
-
-    def values(self, *names):
-        return [value for name, value in self.attributes if name in names]
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in {"meta", "br", "input"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     run = build(tmp_path_factory.mktemp("report"))
     return report.write_report(run).read_text(encoding="utf-8")
 
 
-def test_it_is_well_formed_needs_nothing_beside_it_and_nothing_that_it_shows_becomes_markup(page):
-    checked = Checker(page)
-    assert checked.open == []
-    assert len(checked.values("id")) == len(set(checked.values("id")))
-    assert not {"img", "iframe", "object", "link"} & set(checked.tags)
-    assert checked.tags.count("script") == 1
+def test_it_needs_nothing_beside_it_and_nothing_that_it_shows_becomes_markup(page):
     assert (ASSETS / "view.js").read_text(encoding="utf-8").strip() in page
-    assert not [name for name, _ in checked.attributes if name.startswith("on")]
-    assert all(address.startswith("#") for address in checked.values("href", "src"))
-    assert "@import" not in page
-    assert "url(" not in page
+    shown = re.sub("(?s)<script>.*?</script>", "", page, count=1)
+    assert not re.search("<(script|img|iframe|object|link)", shown)
+    assert not re.search(r'\son\w+=|(href|src|action)="(?!#)|@import|url\(', shown)
+    ids = re.findall(' id="([^"]*)"', shown)
+    assert len(ids) == len(set(ids))
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", page)
 
 

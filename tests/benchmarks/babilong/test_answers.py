@@ -4,9 +4,9 @@ import json
 import pytest
 
 from benchmarks.babilong.__main__ import main
-from benchmarks.babilong.answers import answer, find_logs, read_log
+from benchmarks.babilong.answers import answer, read_log
 from benchmarks.babilong.reader import ReaderLM
-from leret.core.errors import DataError, PolicyError
+from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.policies.base import Completion
 from tests.tiny import tiny_policy
@@ -58,17 +58,6 @@ def test_answers_are_reused_after_an_outage(log):
     for n_asked in (1, 0):
         policy = Knows()
         assert (run(log, policy)["answer_em"], policy.n) == (1.0, n_asked)
-
-
-def test_a_directory_stands_for_all_logs_below_it_and_other_files_are_refused(log, tmp_path):
-    run(log, Knows())
-    assert find_logs(tmp_path) == [log] == find_logs(log)
-    with pytest.raises(DataError, match="no log of picks"):
-        find_logs(tmp_path / "none")
-    for text, says in (("{", ":1: not a line"), ('{"id": "a"}', ":1: key 'answer' is missing")):
-        log.write_text(text)
-        with pytest.raises(DataError, match=says):
-            read_log(log)
 
 
 def test_the_command_answers_with_a_model_of_this_process(log, tmp_path, capsys):

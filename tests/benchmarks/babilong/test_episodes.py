@@ -10,7 +10,6 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, read_rows
-from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion
 from leret.rewards import scoring
 from tests.evaluation.eval_fakes import asks
@@ -110,10 +109,3 @@ def test_the_seed_of_an_evaluation_moves_its_noise_and_names_it(picking):
     assert (picking.eval / "ns9-seed3" / "raw-question" / "eval_seed3_ns9.jsonl").is_file()
     assert recipe.changes == {"sentences": 9, "noise_seed": 3}
     assert asks("base", data=EvalDataSettings()).changes == {}
-
-
-def test_a_policy_of_the_recipe_is_a_system(picking):
-    recipe = asks("raw-question", actors={"mine": {"kind": "local", "model": "demo"}}, baseline="raw-question")
-    rows = {row["system"]: row for row in evaluate(recipe, picking).summary["rows"]}
-    assert (rows["mine"]["policy"], rows["mine"]["hops"][-1]["all_found"]) == ("mine", 1.0)
-    assert rows["mine"]["lm_calls"] == 0  # picks are not LM calls

@@ -5,9 +5,9 @@ from unittest.mock import AsyncMock
 import pytest
 
 from benchmarks.babilong import reader
-from benchmarks.babilong.reader import PROMPTS, ReaderLM, answer_em, score
+from benchmarks.babilong.reader import PROMPTS, ReaderLM, answer_em
 from leret.config.sampling import RewardSettings
-from leret.core.errors import ConfigError, PolicyError
+from leret.core.errors import PolicyError
 from leret.core.types import Outcome, Passage, Task
 from leret.policies.base import Completion
 from leret.rewards import scoring
@@ -34,17 +34,6 @@ def test_the_first_line_after_any_thought_is_the_answer(text, answer):
     assert asked.startswith(PROMPTS["qa2"])
     assert "1. Mary took it.\n2. She left.\n\nQuestion: Where is the milk?" in asked
     assert (request.temperature, request.seeds) == (0.0, (0,))
-
-
-def test_an_unknown_task_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"'qa9'.*qa1, qa2"):
-        ReaderLM(scripted(""), "qa9")
-
-
-def test_scores_are_normalised_and_the_best_reference_counts():
-    assert score("The Kitchen!", ["garden", "kitchen"]) == 1.0
-    assert score("in the kitchen", ["kitchen"], "f1") == pytest.approx(2 / 3)
-    assert score("kitchen", []) == 0.0
 
 
 def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(monkeypatch):

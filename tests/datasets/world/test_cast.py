@@ -4,12 +4,9 @@ from leret.datasets.world import cast as lexicon
 from leret.datasets.world.cast import Names, make_cast
 
 
-def test_name_parts_belong_to_one_list_each():
+def test_name_parts_belong_to_one_list_each_and_names_are_unique_except_of_works_of_different_kinds():
     parts = [word.lower() for words in lexicon.LISTS.values() for word in words]
     assert len(set(parts)) == len(parts)
-
-
-def test_names_are_unique_except_of_works_of_different_kinds():
     names = Names(random.Random(1), 1000)
     made = [name for _ in range(300) for name in (names.person(), names.work(), names.company(), names.doc_id())]
     assert len(set(made)) == len(made)

@@ -23,15 +23,6 @@ def seeds(path):
     return [seed(path, i) for i in range(3)]
 
 
-def test_one_run_has_the_figures_of_its_summary(tmp_path):
-    run = evaluated(tmp_path / "run", {"base": BASE[0], "sft": BASE[1], "ipo": IPO[0]})
-    summary = json.loads((run.eval / "summary.json").read_text())
-    result = compare_runs([run])
-    for row, expected in zip(result["comparisons"], summary["comparisons"], strict=True):
-        assert {name: row[name] for name in expected if name != "hop"} | {"hop": 1} == expected
-    assert [row["recall_ci"] for row in result["systems"]] == [row["hops"][0]["recall_ci"] for row in summary["rows"]]
-
-
 def test_seeds_are_averaged_by_question_and_agree_with_scipy(tmp_path):
     result = compare_runs(seeds(tmp_path))
     differences = np.mean(IPO, axis=0) - np.mean(BASE, axis=0)
@@ -50,14 +41,18 @@ def test_seeds_are_averaged_by_question_and_agree_with_scipy(tmp_path):
     assert (ipo["runs"], ipo["recall_by_run"]) == (3, pytest.approx(np.mean(IPO, axis=1), abs=1e-6))
 
 
-def test_completions_of_a_run_are_those_sampled_and_those_of_online_trainings(tmp_path):
-    run = evaluated(tmp_path / "run", {"base": BASE[0], "grpo": IPO[0]})
+def test_one_run_has_the_figures_of_its_summary_and_its_completions(tmp_path):
+    run = evaluated(tmp_path / "run", {"base": BASE[0], "sft": BASE[1], "grpo": IPO[0]})
     (run.path / "sample.done").write_text(json.dumps({"report": {"samples": 9600}}))
     for name, log in (("sft", {"loss": 1.0}), ("grpo", {"num_completions": 64.0})):
         (run.policies / name).mkdir(parents=True)
         note = {"rounds": 150, "steps": 300, "log_history": [log]}
         (run.policies / name / "training.json").write_text(json.dumps(note))
+    summary = json.loads((run.eval / "summary.json").read_text())
     result = compare_runs([run])
+    for row, expected in zip(result["comparisons"], summary["comparisons"], strict=True):
+        assert {name: row[name] for name in expected if name != "hop"} | {"hop": 1} == expected
+    assert [row["recall_ci"] for row in result["systems"]] == [row["hops"][0]["recall_ci"] for row in summary["rows"]]
     assert result["completions"] == {str(run.path): {"sampled": 9600, "grpo": 9600}}
     title, _, rows = tables(result)[-1]
     assert title == "completions that each run used"
@@ -72,13 +67,17 @@ def test_other_recipes_are_compared_with_the_first_by_system(tmp_path):
     assert [(row["a"], row["b"]) for row in result["comparisons"]] == [("other: ipo", "seed-0: ipo")]  # base is equal
 
 
-def test_differing_k_corpus_and_data_are_refused_together(tmp_path):
+def test_runs_that_differ_or_have_no_evaluation_and_an_unknown_measure_are_refused(tmp_path):
     one = evaluated(tmp_path / "a", {"ipo": IPO[0]})
     other = evaluated(tmp_path / "b", {"ipo": IPO[0]}, questions="P", k=5, corpus="D", gold="title")
     with pytest.raises(ConfigError) as error:
         compare_runs([one, other])
     assert [problem.split()[0] for problem in error.value.problems] == ["corpus", "data.gold", "retriever.k"]
     assert f"3 in {one.path} but 5 in {other.path}" in error.value.problems[2]
+    with pytest.raises(ConfigError, match="available: recall"):
+        compare_runs([one], "f1")
+    with pytest.raises(RunError, match="leret eval"):
+        compare_runs([sampled(tmp_path / "new")])
 
 
 def test_a_limit_compares_common_questions_and_none_is_refused(tmp_path):
@@ -103,17 +102,9 @@ def test_a_question_that_failed_in_any_seed_is_left_out(tmp_path):
     assert ([row["n"] for row in result["systems"]], result["comparisons"][0]["n"]) == ([10, 9], 9)
 
 
-def test_an_unknown_measure_and_a_run_without_evaluation_are_refused(tmp_path):
-    run = evaluated(tmp_path / "run", {"ipo": IPO[0]})
-    with pytest.raises(ConfigError, match="available: recall"):
-        compare_runs([run], "f1")
-    with pytest.raises(RunError, match="leret eval"):
-        compare_runs([sampled(tmp_path / "new")])
-
-
 def test_null_differences_are_significant_in_one_of_twenty():
-    """Three seeds of equal systems on 100 questions, in 1,000 tables of four systems and a baseline."""
-    rng, n = np.random.default_rng(2), 1000
+    """Three seeds of equal systems on 100 questions, in 500 tables of four systems and a baseline."""
+    rng, n = np.random.default_rng(2), 500
     values = rng.random((100, 1, 1)) + rng.random((3, 100, n, 5)).mean(axis=0)  # questions, tables, systems
     cubes = {str(i): values[:, :, [i]] for i in range(5)}
     rows = compare([(str(i), "0") for i in range(1, 5)], cubes, [""], Resampling(1000))

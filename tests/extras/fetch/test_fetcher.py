@@ -15,6 +15,7 @@ from aiohttp import web
 from leret.core.errors import DataError
 from leret.core.progress import Progress
 from leret.extras.fetch.__main__ import main
+from leret.extras.fetch.content import PageError, main_text
 from leret.extras.fetch.corpus import fetch, read_list
 from leret.extras.fetch.fetcher import Fetcher, FetchSettings
 from tests.datasets.writing import json_lines
@@ -25,6 +26,8 @@ pytest.importorskip("trafilatura")
 
 SETTINGS = FetchSettings(rate=1e6, timeout_s=2.0, max_bytes=1 << 20)
 TEXT = web.Response(text="Only 404 words.", content_type="text/plain")
+PACKED = html("Packed", WORDS).body
+PADDED = gzip.compress(PACKED[:200]) + bytes(5) + gzip.compress(PACKED[200:])
 GZIP = {"Content-Type": "text/html", "Content-Encoding": "gzip"}
 
 
@@ -49,7 +52,9 @@ def hostile(elsewhere):
     return Site(
         {
             "/good": html("Error 404 explained", f"A page about 404. {WORDS}"), "/plain": TEXT, "/moved": "/good",
-            "/packed": web.Response(body=gzip.compress(html("Packed", WORDS).body), headers=GZIP),
+            "/packed": web.Response(body=PADDED, headers=GZIP),
+            "/deflated": web.Response(body=zlib.compress(PACKED), headers=GZIP | {"Content-Encoding": "deflate"}),
+            "/br": web.Response(body=b"x", headers=GZIP | {"Content-Encoding": "br"}),
             "/hang": "hang", "/endless": "endless", "/loop": "/loop", "/away": f"{elsewhere}/x", "/file": "file:///etc/passwd",
             "/bomb": web.Response(body=BOMB, headers=GZIP),
             "/cut": web.Response(body=gzip.compress(html("Cut", WORDS).body)[:-20], headers=GZIP),
@@ -70,43 +75,22 @@ def test_a_hostile_site_is_read_to_the_end_and_every_failure_has_its_reason(tmp_
             report = run([site.url + name for name in names], tmp_path)
             assert kinds(report) == {
                 "hang": "timeout", "endless": "size", "loop": "redirect", "away": "redirect", "file": "redirect",
-                "bomb": "size", "cut": "connection", "pdf": "type", "menu": "text", "x": "robots", "gone": "status 404",
+                "bomb": "size", "cut": "connection", "pdf": "type", "br": "type", "menu": "text", "x": "robots",
+                "gone": "status 404",
             }  # fmt: skip
             first = Counter(request.path for request in site.requests)
             assert (elsewhere.requests, first["/private/x"], first["/robots.txt"]) == ([], 0, 1)
             again = run([site.url + name for name in names], tmp_path)
             new = Counter(request.path for request in site.requests) - first
     lines = {line["url"].removeprefix(site.url): line for line in read_lines(tmp_path / "corpus.jsonl")}
-    assert list(lines) == ["/good", "/plain", "/moved", "/packed"]
+    assert list(lines) == ["/good", "/plain", "/moved", "/packed", "/deflated"]
+    assert lines["/packed"]["text"] == lines["/deflated"]["text"]
     assert (lines["/good"]["title"], "about 404" in lines["/good"]["text"]) == ("Error 404 explained", True)
     assert (lines["/plain"]["text"], lines["/moved"]["text"]) == ("Only 404 words.", lines["/good"]["text"])
     table = [line.split("\t") for line in (tmp_path / "failures.tsv").read_text().splitlines()]
     assert table == [["url", "kind", "reason"], *map(list, report.failures)]
     assert set(new) == {"/robots.txt", "/hang", "/cut"}  # only pages that another attempt may change
     assert (again.n_requested, again.failures) == (2, report.failures)
-
-
-def test_a_compressed_page_is_whole_or_refused(tmp_path):
-    whole = html("Parts", WORDS)
-    head, tail = whole.body[:200], whole.body[200:]
-    answers = {
-        "joined": ("gzip", gzip.compress(head) + gzip.compress(tail), None),
-        "padded": ("x-gzip", gzip.compress(head) + bytes(5) + gzip.compress(tail), None),
-        "deflated": ("deflate", zlib.compress(head + tail), None),
-        "cut": ("gzip", gzip.compress(head) + gzip.compress(tail)[:-12], "connection"),
-        "bomb": ("gzip", gzip.compress(head) + BOMB, "size"),
-        "br": ("br", b"x", "type"),
-        "twice": ("gzip, gzip", gzip.compress(gzip.compress(head + tail)), "type"),
-    }
-    pages = {
-        f"/{name}": web.Response(body=body, headers=GZIP | {"Content-Encoding": encoding})
-        for name, (encoding, body, _) in answers.items()
-    }
-    with sites(site := Site({"/whole": whole, **pages})):
-        report = run([site.url + path for path in site.pages], tmp_path)
-    assert kinds(report) == {name: kind for name, (*_, kind) in answers.items() if kind}
-    texts = {line["url"].rpartition("/")[2]: line["text"] for line in read_lines(tmp_path / "corpus.jsonl")}
-    assert texts == dict.fromkeys(["whole", "joined", "padded", "deflated"], texts["whole"])
 
 
 def test_a_damaged_page_in_the_cache_is_fetched_again_and_the_list_decides_its_id(tmp_path):
@@ -222,3 +206,13 @@ def test_a_robots_txt_that_cannot_be_read_forbids_and_a_missing_one_allows(tmp_p
     for site, (robots, kind) in zip(servers, answers, strict=True):
         assert fetcher.record(f"{site.url}/x").get("kind") == kind, robots
         assert ("/x" in [request.path for request in site.requests]) == (kind is None), robots
+
+
+def test_text_is_decoded_by_the_header_or_the_page():
+    page = "<html><head><meta charset='iso-8859-1'><title>Caf\u00e9</title></head><body><p>" + "Ein Caf\u00e9. " * 30
+    assert main_text(page.encode("latin-1"), "text/html", None)[0] == "Caf\u00e9"
+    assert main_text(page.encode("utf-8"), "text/html", "utf-8")[0] == "Caf\u00e9"
+    for charset in ("no-such-charset", "base64", "undefined", "Punycode"):
+        assert main_text("Caf\u00e9".encode(), "text/plain", charset) == ("", "Caf\u00e9")
+    with pytest.raises(PageError, match="no main text"):
+        main_text(b" ", "text/plain", None)

@@ -20,13 +20,6 @@ def model():
     return build_model().eval()
 
 
-def test_a_prompt_is_a_prefix_of_its_conversation(tokenizer):
-    answered = [*MESSAGES, {"role": "assistant", "content": "o'brien of port arden"}]
-    whole = tokenizer.apply_chat_template(answered, return_dict=True)["input_ids"]
-    query = tokenizer("o'brien of port arden", add_special_tokens=False)["input_ids"]
-    assert whole == [*prompt_ids(tokenizer, MESSAGES), *query, tokenizer.eos_token_id]
-
-
 def test_a_layer_is_berts_layer(model, tokenizer):
     from transformers import BertModel
 
@@ -39,9 +32,16 @@ def test_a_layer_is_berts_layer(model, tokenizer):
     assert torch.allclose(ours, theirs, atol=5e-4)
 
 
-def test_a_saved_policy_loads_without_the_package(model, tokenizer, tmp_path):
+def test_a_saved_policy_loads_without_the_package_and_a_prompt_is_a_prefix_of_its_conversation(
+    model, tokenizer, tmp_path
+):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    whole = tokenizer.apply_chat_template(
+        [*MESSAGES, {"role": "assistant", "content": "port arden"}], return_dict=True
+    )["input_ids"]
+    query = tokenizer("port arden", add_special_tokens=False)["input_ids"]
+    assert whole == [*prompt_ids(tokenizer, MESSAGES), *query, tokenizer.eos_token_id]
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     again, words = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)

@@ -4,7 +4,7 @@ from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.programs.adapters import CompactAdapter
 from leret.retrieval.engines.bm25 import BM25
-from models.pretrain.examples import examples, pseudo_questions
+from models.pretrain.examples import examples
 from models.pretrain.heuristics import corpus_idf
 
 DOCUMENTS = [
@@ -33,20 +33,10 @@ def test_both_hops_come_with_demos_and_without_by_the_seed():
     kinds = [(len(example.messages) > 1, "context:" in example.messages[-1]["content"]) for example in first]
     assert set(kinds) == {(False, False), (False, True), (True, False), (True, True)}
     assert 50 <= sum(with_demos for with_demos, _ in kinds) <= 100  # four in ten, less those without a query
-
-
-def test_demos_show_other_questions_and_no_context_and_targets_differ():
-    for example in stream(100):
+    for example in first:  # demos show other questions and no context, and targets differ
         assert example.targets
         assert len({target for target in example.targets if target.strip()}) == len(example.targets)
         *turns, last = example.messages
         shown = [turn["content"] for turn in turns if turn["role"] == "user"]
         assert last["content"].split("\n")[0] not in shown
         assert not any("context" in text for text in shown)
-
-
-def test_pseudo_questions_are_sentences_of_the_corpus():
-    found = pseudo_questions(DOCUMENTS, 3, seed=0)
-    assert found == pseudo_questions(DOCUMENTS, 3, seed=0)
-    assert "Anna Bolt is a director who was born in the small city of Port Arden?" in found
-    assert "Red Dune is a film?" not in found  # fewer than eight words

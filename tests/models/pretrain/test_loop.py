@@ -68,14 +68,6 @@ def test_targets_that_share_a_prompt_have_their_separate_losses(make):
     assert torch.allclose(torch.stack([plain, *together]), expected, atol=1e-5)
 
 
-def test_muon_takes_the_matrices_of_the_layers_alone():
-    model = tiny()
-    groups = [part.param_groups for part in ScratchSettings(1).optimizers(model)]
-    rest, taken = ({id(p) for group in part for p in group["params"]} for part in groups)
-    assert taken == {id(p) for name, p in model.named_parameters() if name.endswith("proj.weight")}
-    assert rest == {id(p) for p in model.parameters()} - taken
-
-
 def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path):
     whole = tiny()
     train(whole, stream(), SETTINGS, tmp_path / "whole", Progress())
@@ -102,14 +94,6 @@ def test_other_settings_or_data_are_refused_by_name(tmp_path):
         train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path, Progress(), data={"hop2": "a"})
     with pytest.raises(RunError, match="hop2: 'a' in the run, 'b' in the recipe"):
         train(tiny(), stream(), SETTINGS, tmp_path, Progress(), data={"hop2": "b"})
-
-
-@pytest.mark.parametrize(("n", "head", "says"), [(3, 0.1, "out of rows"), (1000, torch.inf, "not finite at step 0")])
-def test_a_training_that_cannot_end_names_the_step(tmp_path, n, head, says):
-    model = tiny()
-    torch.nn.init.constant_(model.lm_head.weight, head)
-    with pytest.raises(TrainingError, match=says):
-        train(model, stream(n=n), SETTINGS, tmp_path, Progress())
 
 
 def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss():

