@@ -1,4 +1,3 @@
-import json
 import shutil
 import sys
 
@@ -7,13 +6,11 @@ import pytest
 
 import leret
 from leret.cli.sample import rescore as rescore_command
-from leret.config.training import LoraSettings
 from leret.core.errors import LeretError
 from leret.core.runs import Run
 from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
-from leret.policies.checkpoints import find_model, policy_digest
 from leret.retrieval.index.manifest import check_files, read_manifest
 from leret.sampling.rescore import rescore
 from leret.sampling.stage import sample
@@ -26,7 +23,6 @@ from tests.sampling.fakes import ROOT, content, recipe_of, write_data
 from tests.tiny import tiny_policy
 
 SMALL = {"device": "cpu", "save_steps": 1000, "learning_rate": 1e-3}
-LORA = LoraSettings(r=2, alpha=2, target_modules=("q_proj",))
 HELPER = "import os\nimport sys\n\nsys.path.insert(0, os.path.dirname(__file__))\n"
 FILES = {
     "words.py": "def clean(text):\n    return text.strip()\n",
@@ -81,7 +77,6 @@ def finished(tmp_path_factory):
         run = Run.create(home / "run")
         sample(recipe(), run)
         train(sft("first"), run)
-        train(sft("lora", lora=LORA), run)
         evaluate(EVAL, run)
     return home
 
@@ -169,12 +164,8 @@ def measured(run):
     return {row.measures["measure.py:own"] for file in files for row in read_rows(file)}
 
 
-OTHER = {"reward.py": ("float(len", "3.0 * float(len"), "deep/unit.py": ("ONE = 1", "ONE = 3.0")}
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_rescoring_takes_another_reward(run, name):
-    replace(name, *OTHER[name])(run.path.parent)
+def test_rescoring_takes_another_reward(run):
+    edit("deep/unit.py", "ONE = 1", "ONE = 3.0")
     old = scored(run)
     assert rescore(run).changed > 0
     for before, after in zip(old, scored(run), strict=True):
@@ -184,21 +175,6 @@ def test_rescoring_takes_another_reward(run, name):
 
 def scored(run):
     return [one for group in content(run) for one in group.samples if one.reward is not None]
-
-
-@pytest.mark.parametrize("name", ["run/policies/lora/adapter_model.safetensors", "base/model.safetensors"])
-def test_another_adapter_or_base_of_one_is_refused(run, name):
-    adapter = run.policies / "lora"
-    settings, record = (json.loads((adapter / file).read_text()) for file in ("adapter_config.json", "training.json"))
-    settings["base_model_name_or_path"] = str(run.path.parent / "base")
-    (adapter / "adapter_config.json").write_text(json.dumps(settings))
-    (adapter / "training.json").write_text(json.dumps({**record, "weights": policy_digest(adapter)}))
-    assert find_model(adapter) == adapter
-    noise(name)(run.path.parent)
-    with pytest.raises(LeretError, match=OF_POLICY):
-        train(sft("child", init_from="lora", lora=LORA), run)
-    with pytest.raises(LeretError, match=OF_POLICY):
-        evaluate(asks("lora"), run)
 
 
 def test_another_base_is_sampled_again(run):

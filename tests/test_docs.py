@@ -10,6 +10,7 @@ from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
+from urllib.parse import urlsplit
 
 import dspy
 import pytest
@@ -18,6 +19,7 @@ import leret
 from leret.config.base import models_in
 from leret.config.data import FileSettings
 from leret.config.evaluation import EvalRecipe
+from leret.config.load import load_recipe
 from leret.config.retriever import BM25Settings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
@@ -200,10 +202,22 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert built.returncode == 0, built.stderr
 
 
-def test_the_reference_has_every_public_name():
+def test_the_reference_has_every_public_name_and_algorithm():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     shown = re.findall(r"^::: .*?\n.*heading: leret\.(\w+),", page, re.MULTILINE)
     assert sorted({*shown, "__version__"}) == sorted(leret.__all__)
+
+    kinds = (ROOT / "docs" / "reference" / "kinds.md").read_text(encoding="utf-8")
+    shown = re.findall(r"heading: (leret\.[\w.]+),", page + kinds)
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for module, names in re.findall(r"^from (leret\.[\w.]+) import (.+)$", text, re.MULTILINE):
+        for name in names.split(", "):
+            private = {"Task", "digest", "writer"}
+            assert name in private or f"{module}.{name}" in shown, f"{module}.{name}"
+
+    page = (ROOT / "docs" / "reference" / "algorithms.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \|.*$", page, re.MULTILINE)
+    assert sorted(rows) == sorted([*ALGORITHMS, *TrainingRecipe.shelf])
 
 
 def test_examples_in_docstrings_hold():
@@ -218,48 +232,16 @@ def test_every_link_to_a_file_leads_somewhere():
     assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
 
 
-def test_the_reference_has_every_name_that_pages_import_from_a_module():
-    pages = [ROOT / "docs" / "reference" / name for name in ("python.md", "kinds.md")]
-    shown = re.findall(r"heading: (leret\.[\w.]+),", "".join(page.read_text(encoding="utf-8") for page in pages))
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for module, names in re.findall(r"^from (leret\.[\w.]+) import (.+)$", text, re.MULTILINE):
-        for name in names.split(", "):
-            private = {"Task", "digest", "writer"}
-            assert name in private or f"{module}.{name}" in shown, f"{module}.{name}"
-
-
-ALGORITHM_ROWS = re.findall(
-    r"^\| `([\w-]+)` \|.*$", (ROOT / "docs" / "reference" / "algorithms.md").read_text(encoding="utf-8"), re.MULTILINE
-)
-
-
-def test_the_page_of_algorithms_has_a_row_for_each():
-    assert sorted(ALGORITHM_ROWS) == sorted([*ALGORITHMS, *TrainingRecipe.shelf])
-
-
 @pytest.mark.parametrize("page", ["docs/index.md", "docs/reference/algorithms.md"])
-def test_figures_of_a_row_are_in_the_section_of_the_results_that_it_links(page):
-    rows = [
-        line
-        for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
-        if "RESULTS.md#" in line and line[0] == "|"
-    ]
+def test_figures_of_a_row_are_in_the_results_that_it_links(page):
+    results = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if "RESULTS.md#" in line and line[0] == "|"]
     assert rows
     for row in rows:
-        [anchor] = re.findall(r"RESULTS\.md#([\w-]+)", row)
         figures = re.findall(r"\.\d{3,}", re.sub(r"arXiv [\d.]+", "", row))
-        section = results_section(anchor)
         assert figures, row
-        assert [figure for figure in figures if figure not in section] == [], row
-
-
-def results_section(anchor):
-    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
-    for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE)[1:]:
-        title = section.splitlines()[0].lstrip("# ").lower()
-        if re.sub(r"[^\w -]", "", title).replace(" ", "-") == anchor:
-            return section
-    raise AssertionError(anchor)
+        assert [figure for figure in figures if figure not in results] == [], row
 
 
 TRAINING = list(TrainingRecipe.kinds())
@@ -296,3 +278,22 @@ def test_the_readme_is_short():
     assert len(readme.split()) <= 900
     first = next(body for name, body in blocks("python") if name == "README.md")
     assert len(first.splitlines()) <= 15
+
+
+def test_the_recipes_of_deploy_fit_the_servers_of_its_compose_file(tmp_path):
+    services = yaml.load((ROOT / "deploy/compose.yaml").read_text())["services"]
+    files = [f"data.{name}={tmp_path}/{name}.jsonl" for name in ("questions", "corpus")]
+    for file in files:
+        Path(file.split("=")[1]).touch()
+    sampling = load_recipe(str(ROOT / "deploy/served.yaml"), SamplingRecipe, files)
+    training = load_recipe(str(ROOT / "deploy/served-grpo.yaml"), TrainingRecipe, ())
+    hosts = {urlsplit(url).hostname for url in (*sampling.retriever.urls, *sampling.policy.urls)}
+    assert hosts == set(services) - {"trainer"}
+    assert training.served
+    assert f"--max-lora-rank {training.lora.r}" in services["policy"]["command"]
+    assert f"--name {sampling.policy.model} " in services["policy"]["command"]
+    assert services["policy"]["command"].split()[3] == training.init_from
+    assert all(name in services["trainer"]["command"][2] for name in ("deploy/served.yaml", "deploy/served-grpo.yaml"))
+    # the containers share the folder with the adapters
+    assert services["policy"]["volumes"] == services["trainer"]["volumes"]
+    assert services["policy"]["environment"] == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}

@@ -1,6 +1,4 @@
 import json
-import runpy
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,23 +92,6 @@ def test_the_notebook_runs_from_top_to_bottom():
     shown = ["".join(output["text"]) for cell in cells for output in cell.get("outputs", ())]
     before, after = map(float, shown[-1].split(" -> "))  # of the whole notebook, as it was run last
     assert after >= before + 8
-
-
-def test_examples_without_arguments_or_a_program_end_with_a_short_message(tmp_path, monkeypatch):
-    for name in ("multihop", "researcher", "picker"):
-        assert f"python examples/{name}.py " in message_of(name, monkeypatch)
-    [line] = message_of("picker", monkeypatch, str(tmp_path), "Where?").splitlines()
-    assert "is not a saved program" in line
-
-
-def message_of(name, monkeypatch, *arguments):
-    """Run an example as a script, and return the message that it exits with: Python prints it and exits with 1."""
-    file = str(EXAMPLES / f"{name}.py")
-    monkeypatch.setattr(sys, "argv", [file, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(file, run_name="__main__")
-    assert isinstance(ended.value.code, str)
-    return ended.value.code
 
 
 def test_grpo_on_one_page_compares_a_group_and_takes_a_step(place, capsys):

@@ -2,25 +2,19 @@
 
 import json
 import re
-import sys
 
 import pytest
 
 from leret.config.base import free_keys
-from leret.config.data import DataSettings
-from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
-from leret.config.policy import PolicySettings
-from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.runs import Run
-from leret.evaluation.plan import resolve
 from leret.policies.load import compute_digest, make_policy
 from leret.retrieval.load import open_index
-from leret.rollouts.environment import Environment, recipe_files
-from tests.first_steps import refused, succeeds
-from tests.sampling.fakes import DOCS, ROOT, WORDS, content, recipe_of
+from leret.rollouts.environment import Environment
+from tests.first_steps import edit, refused, succeeds
+from tests.sampling.fakes import DOCS, ROOT, WORDS, content
 
 [KINDS, _] = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
 INDEX = """
@@ -79,20 +73,12 @@ def write(folder, named, file, text=TOYS):
     (folder / "questions.json").write_text(json.dumps(asked))
 
 
-@pytest.fixture(params=["file", "package"])
-def toys(request, tmp_path, monkeypatch):
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
     """The file of the toys, beside a recipe that names them."""
     monkeypatch.chdir(tmp_path)
-    if request.param == "file":
-        file = tmp_path / "lib" / "toys.py"
-        write(tmp_path, "lib/toys.py", file)
-        return file
-    file = tmp_path / "site" / "toy_package" / "kinds.py"
-    write(tmp_path, "toy_package.kinds", file)
-    file.with_name("__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    for name in ("toy_package", "toy_package.kinds"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    file = tmp_path / "lib" / "toys.py"
+    write(tmp_path, "lib/toys.py", file)
     return file
 
 
@@ -108,11 +94,8 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
     assert any(sample.doc_ids for sample in samples)
     manifest = Run.open(tmp_path / "run").manifest
     [index] = (tmp_path / "run" / "cache").glob("*/manifest.json")
-    if "site" in toys.parts:
-        assert open_index(index.parent).digest == manifest.digests["retriever"]
-    else:
-        with pytest.raises(RetrievalError, match="runs only if a recipe names it"):
-            open_index(index.parent)
+    with pytest.raises(RetrievalError, match="runs only if a recipe names it"):
+        open_index(index.parent)
 
     succeeds("sample", "recipe.yaml", "--run", "run", "--set", "retriever.threads=2")
     (tmp_path / "eval.yaml").write_text(
@@ -129,6 +112,15 @@ def test_kinds_named_by_path_are_used_and_their_code_is_part_of_the_run(toys, tm
         assert compute_digest(policy) == make_policy(policy).digest != manifest.policy_digest
 
 
+def test_kinds_of_a_package_are_used_and_their_index_is_opened_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    write(tmp_path, "toy_package.kinds", tmp_path / "site" / "toy_package" / "kinds.py")
+    succeeds("sample", "recipe.yaml", "--run", "run")
+    [index] = (tmp_path / "run" / "cache").glob("*/manifest.json")
+    assert open_index(index.parent).digest == Run.open(tmp_path / "run").manifest.digests["retriever"]
+
+
 def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "kinds.py", tmp_path / "kinds.py", KINDS)
@@ -139,20 +131,14 @@ def test_the_kinds_in_contributing_can_be_sampled(tmp_path, monkeypatch):
     assert any(sample.doc_ids for sample in samples)
 
 
-@pytest.mark.parametrize("toys", ["file"], indirect=True)
 def test_keys_and_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys, tmp_path):
     recipe = load_recipe("recipe.yaml", SamplingRecipe)
     assert "retriever.threads" in free_keys(recipe)
     assert "retriever.letters" not in free_keys(recipe)
     assert "retriever.threads" not in free_keys(SamplingRecipe)
 
-    text = (
-        (tmp_path / "recipe.yaml")
-        .read_text()
-        .replace("letters: 3", "leters: 3")
-        .replace("model: words", "model: w, words: x")
-    )
-    (tmp_path / "recipe.yaml").write_text(text)
+    edit("recipe.yaml", "letters: 3", "leters: 3")
+    edit("recipe.yaml", "model: words", "model: w, words: x")
     with pytest.raises(ConfigError) as error:
         load_recipe("recipe.yaml", SamplingRecipe)
     typo, wrong = error.value.problems
@@ -162,14 +148,11 @@ def test_keys_and_marks_of_a_kind_named_by_path_hold_for_its_recipe_only(toys, t
 
 WRONG = {
     "absent.py:TOY": "absent.py cannot be loaded: no such file; fix it, or name the kind as FILE.py:NAME",
-    "sys:TOY": "sys has no kind 'TOY'; available: none",
     "no_such_package.kinds:TOY": "no_such_package.kinds cannot be loaded",
     "lib/toys.py:TOY": "has no kind 'TOY'; available: RETRIEVER",
-    "lib/toys.py:POLICY": "has no kind 'POLICY'; available: RETRIEVER",
 }
 
 
-@pytest.mark.parametrize("toys", ["file"], indirect=True)
 def test_a_path_without_a_kind_of_the_family_is_told(toys, tmp_path):
     text = (tmp_path / "recipe.yaml").read_text()
     for kind, says in WRONG.items():
@@ -179,30 +162,3 @@ def test_a_path_without_a_kind_of_the_family_is_told(toys, tmp_path):
         [problem] = error.value.problems
         assert problem.startswith("recipe.yaml:3: retriever.kind: ")
         assert says in problem
-
-
-def test_code_of_an_engine_inside_a_hybrid_is_an_input_of_sampling_and_of_evaluations(tmp_path):
-    file = tmp_path / "toys.py"
-    file.write_text(TOYS)
-    hybrid = {"kind": "hybrid", "engines": [{"kind": "bm25"}, {"kind": f"{file}:RETRIEVER"}]}
-    recipe = SamplingRecipe.model_validate({"data": {"kind": "world"}, "retriever": hybrid})
-    assert file in recipe_files(recipe)
-    run = Run.create(tmp_path / "run")
-    run.update(sampling=recipe_of().model_dump(mode="json"))
-    evaluation = EvalRecipe(systems=("raw-question",), baseline="raw-question", retrievers={"both": hybrid})
-    key = resolve(evaluation, run).key
-    assert resolve(evaluation, run).key == key
-    file.write_text(f"{TOYS}# changed\n")
-    assert resolve(evaluation, run).key != key
-
-
-SHELF = [(family, name) for family in (DataSettings, RetrieverSettings, PolicySettings) for name in family.shelf]
-
-
-@pytest.mark.parametrize(("family", "name"), SHELF, ids=lambda value: getattr(value, "__name__", value))
-def test_a_kind_of_the_shelf_has_a_short_name_and_a_path(family, name):
-    path = family.shelf[name]
-    assert family.find(name) is family.find(path)
-    settings = family.find(name).settings
-    keys = {field: "x" for field, info in settings.model_fields.items() if info.is_required() and field != "kind"}
-    assert family.model_validate({"kind": path, **keys}) == family.model_validate({"kind": name, **keys})

@@ -1,4 +1,5 @@
 import ast
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -88,14 +89,10 @@ def test_imports_point_down():
         ("leret.datasets.x", "def f():\n    from leret.sampling import store\n", "upward"),
         ("leret.datasets.x", "if TYPE_CHECKING:\n    import leret.cli\n", "upward"),
         ("leret.datasets.x", "from leret.policies.base import Policy\n", "neighbours"),
-        ("leret.datasets.x", "from ..sampling import store\n", "upward"),
         ("leret.config.x", 'TABLE = "leret.retrieval.load:ENGINES"\n', "upward"),
         ("leret.evaluation.x", "from leret.training import stage\n", "never"),
         ("leret.core.x", "from leret import config\n", "upward"),
-        ("leret.cli.x", "from leret.extras import pubmed\n", "nobody imports the shelf"),
         ("leret.cli.x", 'KIND = "leret.extras.pubmed:PUBMED"\n', "nobody imports the shelf"),
-        ("leret.config.retriever", "import leret.extras.pubmed\n", "upward"),
-        ("leret.core.x", "from leret import nothing\n", "in no layer"),
     ],
 )
 def test_an_import_that_points_up_is_found(tmp_path, module, text, says):
@@ -103,12 +100,6 @@ def test_an_import_that_points_up_is_found(tmp_path, module, text, says):
     path.write_text(text)
     assert len(faults(path, module)) == 1
     assert says in faults(path, module)[0]
-
-
-def test_short_names_of_the_shelf_are_strings_in_the_settings(tmp_path):
-    path = tmp_path / "x.py"
-    path.write_text('SHELF = {"pubmed": "leret.extras.pubmed:PUBMED"}\n')
-    assert faults(path, "leret.config.retriever") == []
 
 
 def test_no_module_imports_itself_through_others():
@@ -133,36 +124,7 @@ def test_little_is_squeezed():
     assert figures.wide_lines(MODULES.values()) <= 0.012
 
 
-def test_what_is_squeezed_is_found(tmp_path):
-    path = tmp_path / "x.py"
-    path.write_text(
-        "a = [x for y in z for x in y]\n"
-        "b = [x if x else y for x in z]\n"
-        "c = [x for x in z if x]\n"
-        "if d := len(a): pass\n"
-        "e = [a] * bool(b)\n"
-        "f = 'x' * (a > 1)\n"
-        "g = 'x' * 3\n"
-        "for one in a: pass\n"
-    )
-    assert sorted(figures.squeezed(path), key=lambda item: item[1]) == [
-        ("nested or conditional comprehensions", 1),
-        ("nested or conditional comprehensions", 2),
-        ("walrus expressions", 4),
-        ("lists or strings multiplied by a truth value", 5),
-        ("lists or strings multiplied by a truth value", 6),
-        ("empty words as variables", 8),
-    ]
-
-
-def test_recipes_have_few_keys(tmp_path):
-    path = tmp_path / "x.py"
-    path.write_text(
-        "class A(Settings):\n    a: int\n    b: ClassVar[int]\n"
-        "class B(A, Generic[T]):\n    a: int = 1\n    c: str\n"
-        "class C:\n    d: int\n"
-    )
-    assert figures.keys([path]) == {"A": {"a"}, "B": {"c"}}
+def test_recipes_have_few_keys():
     assert sum(map(len, figures.keys(MODULES.values()).values())) <= 340
 
 
@@ -187,3 +149,40 @@ def test_the_top_folders_hold_no_machinery():
     assert not (figures.ROOT / "pipelines" / "__init__.py").exists()
     for folder in ("sampling", "training", "eval"):
         assert not list((figures.ROOT / folder).rglob("*.py"))
+
+
+FORBIDDEN = frozenset(
+    {"told", "found", "own", "made", "given", "kept", "opened", "settled"}
+    | {"bench", "fellow", "mend", "partly", "front", "thrift", "here"}
+)
+"""Participles, adverbs and metaphors: they do not say what a thing is."""
+
+OPENINGS = frozenset({"What", "Of", "As", "By", "Who", "Whose", "Where", "That", "Whether", "Whatever"})
+"""First words of a docstring that answers a question instead of naming an action."""
+
+
+def identifiers(node):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.id if isinstance(node, ast.Name) else node.attr
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+
+
+def faults_of_names(tree):
+    for node in ast.walk(tree):
+        for name in identifiers(node):
+            if name.strip("_") in FORBIDDEN:
+                yield f"{node.lineno}: {name}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            opening = re.match(r"\w+", ast.get_docstring(node) or "")
+            if opening and opening[0] in OPENINGS:
+                yield f"{node.lineno}: {node.name}: {opening[0]} ..."
+
+
+def test_names_and_docstrings_follow_the_style_guide():
+    found = [f"{module}:{fault}" for module, path in MODULES.items() for fault in faults_of_names(figures.tree(path))]
+    assert found == []

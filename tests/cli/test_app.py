@@ -1,8 +1,7 @@
 import json
-import os
+import logging
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -95,39 +94,18 @@ def test_failures_end_in_one_line(monkeypatch):
         assert (got, out.count("\n"), out.startswith(says)) == (code, 1, True)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), wrapped_interrupt()], ids=["plain", "wrapped"])
-def test_interrupt_during_the_first_imports_is_one_line(error, monkeypatch, capsys):
-    class Interrupted:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            if name == "leret.cli.app":
-                raise error
-
+def test_interrupt_during_the_first_imports_is_one_line(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "leret.cli.app")
-    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "meta_path", [Mock(**{"find_spec.side_effect": wrapped_interrupt()})])
+        with pytest.raises(SystemExit) as ended:
+            main()
     assert ended.value.code == 130
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: stopped; ")
 
 
-SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
-PREPARED = """
-import json, logging, os
-from leret.cli.app import prepare
-prepare(False)
-logging.getLogger("leret").warning("refused: %s", "a\\x1b[31mb\\u202ec")
-print(json.dumps(dict(os.environ)))
-"""
-
-
-@pytest.mark.parametrize("given", [{}, {**dict.fromkeys(SHAPES, "512"), "DSPY_CACHEDIR": "."}], ids=["", "given"])
-def test_a_command_bounds_caches_and_leaves_what_the_user_said(tmp_path, given):
-    around = {name: value for name, value in os.environ.items() if name not in (*SHAPES, "DSPY_CACHEDIR")}
-    command = [sys.executable, "-c", PREPARED]
-    made = subprocess.run(command, env=around | given, cwd=tmp_path, capture_output=True, text=True, check=True)
-    found = json.loads(made.stdout)
-    assert [found[name] for name in SHAPES] == ["512" if given else "64"] * 2
-    assert Path(tmp_path / found["DSPY_CACHEDIR"]).exists() is bool(given)  # a directory of our own goes away
-    assert made.stderr == "refused: a[U+001B][31mb[U+202E]c\n"  # no character of a warning is a command of the terminal
+def test_a_warning_is_no_command_of_the_terminal():
+    leret("recipes", "list")
+    record = logging.LogRecord("leret", logging.WARNING, "", 0, "refused: %s", ("a\x1b[31mb\u202ec",), None)
+    assert logging.lastResort.format(record) == "refused: a[U+001B][31mb[U+202E]c"

@@ -69,7 +69,6 @@ def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path,
     Path("mine.yaml").write_text("# Commands:\n#   leret train demo-sft --run runs/first --set a='b c'\n")
     for stage, recipe, command in (
         ("train", "mine.yaml", "leret train demo-sft --run 'runs/my run' --set a='b c'"),
-        ("train", "expand-pick", "leret train expand-pick --run 'runs/my run'"),
         ("eval", "sft", "leret eval RECIPE --run 'runs/my run'"),
         ("train", "agentic-rag", "leret run agentic-rag --run 'runs/my run'"),
     ):

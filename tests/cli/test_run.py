@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from leret.core.runs import Run
@@ -50,6 +51,20 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
     assert (tmp_path / "r" / "report.html").read_text() == page
     assert "nothing to do" in succeeds(*measure)
     assert json.loads(succeeds(*measure, "--json")) == summary
+
+
+def test_a_command_in_a_terminal_stops_at_ctrl_c_and_goes_on(tmp_path):
+    options, bank = "{n_train: 30, n_dev: 10, n_test: 70}", "{candidates: 2, train_questions: 4, dev_questions: 4}"
+    small = {"data.limit": 6, "data.options": options, "sampling.prompts": 2, "sampling.bank": bank}
+    command = ["sample", "demo", "--run", str(tmp_path / "r"), *settings(small)]
+    terminal = {"dimensions": (40, 80), "encoding": "utf-8", "timeout": 120}
+    with pexpect.spawn(sys.executable, ["-m", "leret", *command], cwd=str(ROOT), **terminal) as child:
+        child.expect("prompt bank")
+        child.sendintr()
+        child.expect(pexpect.EOF, timeout=15)
+    assert (child.exitstatus, "stopped; " in child.before) == (130, True), child.before
+    assert "Traceback" not in child.before
+    assert "sampled into" in succeeds(*command)
 
 
 def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path, small):

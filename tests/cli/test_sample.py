@@ -26,11 +26,8 @@ def test_a_run_is_rescored_and_paired_again_and_a_wrong_reward_is_refused(tmp_pa
     assert "sampling.final is ignored" in " ".join(out.split())
     out = succeeds("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
     assert json.loads(out.splitlines()[-1])["samples"] > 0
-    check_strategies(["--run", tmp_path / "r"])
 
-
-def check_strategies(run):
-    """Check that pairs are rebuilt as before unless another strategy is named."""
+    run = ["--run", tmp_path / "r"]  # pairs are made as before unless another strategy is named
     before = json.loads(succeeds("rescore", *run, "--json"))
     assert (before["strategy"], before["margin"], before["max_pairs"]) == ("adjacent", 0.0, 2)  # as in the recipe
     for flags, pairs in (

@@ -5,7 +5,6 @@ from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
 from tests.datasets.writing import json_lines
 from tests.first_steps import refused, succeeds
-from tests.retrieval.serving import Echo, running
 
 CAT = "The cat sat on the mat."
 TEXTS = {"Cat": CAT, "Dog": "A dog \x1b[31mbarks\x07.", "Bird [bold]": "far away " * 100 + "the bird sings of a cat."}
@@ -20,12 +19,6 @@ def test_the_start_of_each_text_is_shown(tmp_path):
     (passage,) = json.loads(succeeds("search", index, "cat \ud800", "--json", "-k", "1"))["ranking"]
     assert passage.pop("score") > 0
     assert passage == {"rank": 1, "doc_id": "d1", "title": "Cat", "text": CAT}
-
-
-def test_a_server_is_searched_by_its_url():
-    with running(Echo()) as server:
-        out = succeeds("search", server.url, "cat", "-k", "2", "--json")
-    assert [found["doc_id"] for found in json.loads(out)["ranking"]] == ["cat#0", "cat#1"]
 
 
 def test_a_retriever_is_measured_by_parents_on_request(tmp_path):

@@ -38,7 +38,7 @@ def test_addresses_are_answered_without_heavy_modules_until_the_server_is_stoppe
     assert not imported & {*HEAVY, "filelock", "matplotlib", "pyarrow", "rich"}
 
 
-def test_runs_are_compared_in_every_form(tmp_path):
+def test_runs_are_compared_and_listed_in_every_form(tmp_path):
     run = evaluated(tmp_path / "r_1", {"base": [0.0, 1.0, 0.5], "ipo": [1.0, 1.0, 0.5]}).path
     assert "ipo - base" in succeeds("compare", run)
     assert "| ipo - base | 0.333" in succeeds("compare", run, "--form", "markdown")
@@ -47,13 +47,10 @@ def test_runs_are_compared_in_every_form(tmp_path):
     assert (row["n"], row["difference"]) == (3, 0.333333)
     assert "k is" not in refused("compare", run, "--measure", "f1")
 
-
-def test_runs_are_listed_in_every_form(tmp_path):
-    evaluated(tmp_path / "r_1", {"base": [0.0], "ipo": [1.0]})
     assert "r_1" in succeeds("compare", tmp_path)
     assert r"r\_1 & " in succeeds("compare", tmp_path, "--form", "latex")
     [row] = json.loads(succeeds("compare", tmp_path, "--json"))["runs"]
-    assert row["figures"] == {"measure": "recall", "systems": {"ipo": 1.0, "base": 0.0}}
+    assert row["figures"] == {"measure": "recall", "systems": {"ipo": 0.833333, "base": 0.5}}
     assert "is neither a run nor a directory with runs" in refused("compare", tmp_path / "none")
     for flag in ("--measure", "--evaluation"):
         assert "is not a run; name runs" in " ".join(refused("compare", tmp_path, flag, "f1").split())

@@ -4,8 +4,6 @@ import asyncio
 import json
 import queue
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,23 +83,6 @@ def running(retriever, drain_s=10.0, **settings):
     with listening(server.application(), drain_s) as one:
         one.batcher = server.batcher
         yield one
-
-
-@contextmanager
-def served(index):
-    """Run ``leret serve retriever`` during the block: its URL, and the process."""
-    command = [sys.executable, "-m", "leret", "serve", "retriever", str(index), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    try:
-        said = ""
-        while " at http" not in said:
-            line = process.stdout.readline()
-            assert line, f"the server ended: {said}"
-            said += line
-        yield said.rsplit(" at ", 1)[1].strip(), process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def remote(url, corpus=None, **settings):

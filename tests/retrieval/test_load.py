@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from leret.config.retriever import BM25Settings, HybridSettings
+from leret.config.retriever import BM25Settings
 from leret.core.errors import RetrievalError
 from leret.core.files import is_incomplete
 from leret.core.types import Document
@@ -66,7 +66,7 @@ def test_a_document_ranks_first_for_its_words_also_in_a_moved_index(built, engin
     assert rankings[0][0][:3] == ("bird", document.title, document.text)
     scores = [passage.score for passage in rankings[0]]
     assert scores == sorted(scores, reverse=True)
-    assert moved.digest == engine.digest == read_manifest(built).digest
+    assert moved.digest == engine.digest == read_manifest(built).digest == check_index(copy).digest
     assert moved.search([f"{document.title} {document.text}", "coffee and strudel"], 5) == rankings
 
 
@@ -173,35 +173,16 @@ load.load_retriever(RetrieverSettings.model_validate_json(sys.argv[1]), ANIMALS,
 """
 
 
-@pytest.mark.parametrize("kind", ["bm25", "hybrid"])
-def test_a_killed_build_is_detected_and_finished(kind, tmp_path):
+def test_a_killed_build_is_detected_and_finished(tmp_path):
     directory = tmp_path / "index"
-    alone = BM25Settings(index=str(directory))
-    both = HybridSettings(engines=(BM25Settings(), BM25Settings(k1=0.9)), index=str(directory))
-    wanted = alone if kind == "bm25" else both
+    wanted = BM25Settings(index=str(directory))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", KILLED, wanted.model_dump_json()]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
-    if kind == "bm25":
-        assert is_incomplete(directory)
-        assert not directory.exists()
-    with pytest.raises(RetrievalError, match=r"the index is incomplete|is not an index"):
+    assert is_incomplete(directory)
+    assert not directory.exists()
+    with pytest.raises(RetrievalError, match=r"the index is incomplete"):
         open_index(directory)
     load_retriever(wanted, ANIMALS, tmp_path)
     assert open_index(directory).search(["cat"], 1)[0][0].doc_id == "cat"
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".building"]
-
-
-def test_a_hybrid_uses_the_index_of_its_engine(tmp_path):
-    first = BM25Settings(index=str(tmp_path / "shared"))
-    alone = load_retriever(first, ANIMALS, tmp_path)
-    both = HybridSettings(engines=(first, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))
-    rankings = load_retriever(both, ANIMALS, tmp_path).search(["cat on a mat"], 2)
-    assert rankings[0][0].doc_id == alone.search(["cat on a mat"], 1)[0][0].doc_id
-    assert not (tmp_path / "both" / "first").exists()
-    assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == rankings
-    manifest = tmp_path / "both" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "places": {}}))
-    for opener in (open_index, check_index):
-        with pytest.raises(RetrievalError, match=r"invalid settings .* of kind hybrid.*build the index again"):
-            opener(tmp_path / "both")

@@ -43,11 +43,10 @@ class OnProgress(Progress):
             self.call()
 
 
-@pytest.mark.parametrize("protocol", ["leret", "retrieve"])
-def test_a_wrong_url_stops_a_run_before_its_first_lm_call(protocol, place):
+def test_a_wrong_url_stops_a_run_before_its_first_lm_call(place):
     policy = FakePolicy()
     with policy_is(policy), loopback(Reply("<html>It works!</html>")) as server:
-        settings = RemoteSettings(urls=(server.url,), protocol=protocol, retry_for_s=60)
+        settings = RemoteSettings(urls=(server.url,), retry_for_s=60)
         with pytest.raises(RetrievalError, match="sent invalid JSON"):
             sampled(settings, place / "run")
     assert not policy.requests

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from leret.core.runs import Run
@@ -55,6 +57,12 @@ def sampled(tmp_path_factory):
     with policy_is(FakePolicy(junk=0.1)):
         sample(recipe_of(), run, base_dir=directory)
     return run
+
+
+@pytest.fixture
+def sampled_copy(sampled, tmp_path):
+    shutil.copytree(sampled.path.parent, tmp_path / "copy")
+    return Run(tmp_path / "copy" / "run")
 
 
 @pytest.fixture

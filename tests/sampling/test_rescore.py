@@ -9,13 +9,12 @@ from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.rewards.combine import find_mixer
-from leret.rewards.ranking import ap, recall
 from leret.sampling import rescore as rescoring
 from leret.sampling.rescore import rescore
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
 from tests.sampling.conftest import sampled_by
-from tests.sampling.fakes import FakePolicy, content, preferences, questions, write_data
+from tests.sampling.fakes import FakePolicy, content, preferences, write_data
 from tests.sampling.preferences.conftest import rows_of
 
 OWN = """
@@ -68,34 +67,6 @@ def test_pairs_equal_those_of_a_run_sampled_with_that_reward(tmp_path, own, rewa
     assert (content(here), preferences(here)) == before
     assert (again.other_choices, again.notes) == (0, ())
     assert rescore(here).changed == 0
-
-
-def test_the_program_is_replayed_only_for_a_reward_that_reads_predictions(tmp_path, own, monkeypatch):
-    own.write_text("def hidden(outcome):\n    return float(getattr(outcome, 'pre' + 'diction') is not None)\n")
-    replayed, ends = [], rescoring._ends
-    monkeypatch.setattr(rescoring, "_ends", lambda *parts: replayed.append(parts) or ends(*parts))
-    run = sampled(tmp_path / "run")
-    rescore(run, "recall@1")
-    assert not replayed
-    rescore(run, "own.py:hidden")
-    assert replayed
-    samples = [one for group in content(run) for one in group.samples if one.reward is not None]
-    assert {(one.step, one.reward) for one in samples} == {(0, 0.0), (1, 1.0)}
-
-
-def test_a_part_named_like_a_measure_follows_its_settings(tmp_path, own):
-    own.write_text("def fixed(outcome):\n    return 0.25\n")
-    reward = {"parts": {"ap": {"function": "own.py:fixed"}}}
-    run = sampled(tmp_path / "run", reward)
-    gold = {task.id: task.gold for task in questions(30)}
-    for spec in (None, "rr", RewardSettings.model_validate(reward)):
-        if spec is not None:
-            rescore(run, spec)
-        for one in (one for group in content(run) for one in group.samples if one.reward is not None):
-            measured = 0.25 if spec != "rr" else ap(one.doc_ids, gold[one.task_id])
-            assert one.components["ap"] == measured
-            assert one.components["recall"] == recall(one.doc_ids, gold[one.task_id])
-            assert spec == "rr" or one.reward == 0.25
 
 
 def test_what_cannot_be_rescored_is_refused_and_nothing_changes(tmp_path, made):
@@ -172,34 +143,6 @@ def test_a_kill_leaves_the_old_rewards_or_the_new_ones(tmp_path, rescored, monke
     rescore(run, "recall@1")
     assert (content(run), preferences(run)) == states["recall@1"]
     assert "prepared" not in run.record()
-
-
-def test_a_reward_may_change_its_outcome_and_not_the_sample(tmp_path, own):
-    own.write_text("def titles(outcome):\n    outcome.outputs['query'] = 'other'\n    return 1.0\n")
-    run = sampled(tmp_path / "run", "own.py:titles")
-    assert all(s.outputs["query"] == s.completion for group in content(run) for s in group.samples if s.outputs)
-
-
-@pytest.mark.parametrize("mixer", ["weights", "uniform", "pca"])
-def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp_path, made, mixer):
-    parts = WEIGHTS if mixer != "uniform" else list(WEIGHTS)
-    run = sampled(tmp_path / "run", {"parts": parts, "mixer": mixer}, junk=0.0)
-    weights = dict.fromkeys(WEIGHTS, 1.0) if mixer == "uniform" else WEIGHTS
-    for group in content(run):
-        assert {tuple(sample.components) for sample in group.samples} == {(*WEIGHTS, "recall", "ap")}
-        expected = find_mixer(mixer)([sample.components for sample in group.samples], weights)
-        assert [sample.reward for sample in group.samples] == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_completion_that_does_not_parse_is_rejected_at_its_price(tmp_path, made):
-    priced = sampled(tmp_path / "a", {"parts": {"ap": 1}, "unparsed_reward": -4})
-    free = sampled(tmp_path / "b")
-    worst = [row for row in rows_of(priced) if row["score_rejected"] == -4]
-    assert worst
-    assert {row["rejected"][0]["content"] for row in worst} == {""}
-    assert [row for row in rows_of(priced) if row["score_rejected"] != -4] == rows_of(free)
-    assert "-4" in (priced.preferences / "README.md").read_text()
-    assert all(one.reward is None for group in content(priced) for one in group.samples if one.failure)
 
 
 def test_final_parts_are_kept_apart_and_mixed_over_the_state(tmp_path, made):

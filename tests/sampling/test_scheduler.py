@@ -45,21 +45,3 @@ def test_no_question_waits_for_another_one(tmp_path, replay, formatter):
     n_others = sum("number 5" not in request.messages[-1]["content"] for request in whole.requests)
     sample(tmp_path / "db", replay, formatter, Straggling(), concurrency=2)  # room for two questions
     assert content(tmp_path / "db") == content(tmp_path / "whole")
-
-
-def test_a_sample_is_committed_though_nothing_comes_after_it(tmp_path, replay, formatter):
-    def n_committed():
-        with Store(tmp_path / "db", read_only=True) as store:
-            return store.counts()["samples"]
-
-    class Late(FakePolicy):
-        async def complete(self, request):
-            async with asyncio.timeout(5):
-                # one question at a time and two prompts a state: all but the samples of the state that waits
-                while len(self.requests) == 20 and n_committed() < 2 * (20 - 2):
-                    await asyncio.sleep(0.01)
-            return await super().complete(request)
-
-    policy = Late()
-    sample(tmp_path / "db", replay, formatter, policy, concurrency=1)
-    assert len(policy.requests) > 20

@@ -78,21 +78,17 @@ def test_shards_sampled_elsewhere_are_merged_by_their_run_directories(server, ru
         merge_shards(run, [there.path])
 
 
-def test_what_a_killed_command_left_is_taken_over_by_the_next(server, run):
+def test_what_a_killed_command_left_is_taken_over_by_the_next_that_runs_alone(server, run):
     done = Run.create(Path("done"))
     sample(served(server, 4), done)
     run.shards.mkdir()
     shutil.copy(done.store, run.shards / "0-of-2.db")
     with closing(sqlite3.connect(run.shards / "1-of-2.db")) as begun:
         begun.execute("PRAGMA journal_mode = WAL")  # killed before it had made a table
+    with Store(run.shards / "0-of-2.db"), pytest.raises(RunError, match=r"0-of-2\.db is in use"):
+        sample(served(server, 8), run)
     assert sample(served(server, 8), run).samples == server.n_asked
     assert not shard_stores(run)
-
-
-def test_a_shard_that_is_sampled_into_is_not_merged(server, run):
-    run.shards.mkdir()
-    with Store(run.shards / "0-of-2.db"), pytest.raises(RunError, match=r"0-of-2\.db is in use"):
-        sample(served(server, 4), run)
 
 
 @pytest.mark.slow  # shards, and what a killed command left, are merged above without Ray

@@ -91,7 +91,9 @@ def test_prompts_that_are_too_long_cost_their_samples_unless_most_are(run):
         sample(recipe_of(prompts=1), Run.create(Path("narrow")))
 
 
-def test_what_cannot_be_sampled_is_refused(run):
+def test_what_cannot_be_sampled_is_refused(run, server):
+    with pytest.raises(ConfigError, match=r"sampling\.token_ids: .*seeded sent no token ids.*token_ids: false"):
+        sample(served(server, token_ids=True), Run.create(Path("none")))
     with pytest.raises(ConfigError, match="temperature 0"):  # all samples would be the same
         sample(recipe_of(policy={"temperature": 0}), run)
     Path("questions.jsonl").write_text('{"id": "q", "question": "who", "relevant_doc_ids": []}\n')
@@ -105,20 +107,6 @@ def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypa
     assert "no run for making demos had a reward above 0" in told
     assert "only 0 of 60 states have samples with different rewards" in told
     assert "retriever.k is 2" in estimate(recipe_of(), run).notes[0]
-
-
-@pytest.mark.parametrize("credit", ["final", "both"])
-def test_the_reward_of_the_end_is_a_reward_of_every_step(run, credit):
-    recipe = recipe_of(credit=credit, n_continuations=2, prompts=1, data={"limit": 9})
-    planned, report = estimate(recipe, run), sample(recipe, run)
-    samples = [sample for group in content(run) for sample in group.samples]
-    assert all({"step", "final"} & set(s.components) == {"final", *(["step"] * (credit == "both"))} for s in samples)
-    assert {s.step for s in samples} == {0, 1}
-    last = [s for s in samples if s.step == 1]
-    assert all(s.components["final"] == s.components["ap"] for s in last)
-    [event] = [event for event in events_of(run) if event["event"] == "accounts"]
-    assert report.samples < event["completions"] <= planned.lm_calls
-    assert check_store(run).rewards_recomputed == (report.samples if credit == "both" else 0)
 
 
 def test_a_killed_run_equals_one_that_was_not():
@@ -163,24 +151,3 @@ def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):
     with pytest.raises(PolicyError, match=r"completions do not parse.*`leret sample RECIPE --trial"):
         sample(served(server, samples=8, concurrency=2), Run.create(Path("long")))
     assert server.answered < 120, "a long run stops where most completions do not parse"
-
-
-def with_tokens(body):
-    """Answer like vLLM: token ids only if asked for, and log-probabilities of these tokens."""
-    choice = {"index": 0, "message": {"content": "alpha beta"}, "finish_reason": "stop"}
-    if body.get("return_token_ids") and body.get("logprobs"):
-        logprobs = [{"token": "x", "logprob": value} for value in (-0.5, -0.25, 0.0)]
-        choice |= {"token_ids": [7, 8, 2], "logprobs": {"content": logprobs}}
-    return {"choices": [choice]}
-
-
-def test_tokens_of_a_server_are_stored_and_required_on_request(run, server):
-    with pytest.raises(ConfigError, match=r"sampling\.token_ids: .*seeded sent no token ids.*token_ids: false"):
-        sample(served(server, token_ids=True), Run.create(Path("none")))
-    server.lie = with_tokens
-    for directory, wanted, ids in ((run, True, (7, 8, 2)), (Run.create(Path("off")), False, None)):
-        sample(served(server, token_ids=wanted), directory)
-        samples = [one for group in content(directory) for one in group.samples]
-        assert {one.token_ids for one in samples} == {ids}
-        assert {one.logprobs for one in samples} == {(-0.5, -0.25, 0.0) if ids else None}
-        assert check_store(directory).faults == []

@@ -1,15 +1,13 @@
-import asyncio
 import json
 import re
 
 import pytest
 
-from leret.core.errors import PolicyError
 from leret.policies.base import Completion
 from leret.sampling import trial
-from leret.sampling.trial import TEMPERATURES, FirstSearch, FormatTrial, try_formats
+from leret.sampling.trial import TEMPERATURES, try_formats
 from tests.first_steps import succeeds
-from tests.sampling.fakes import FakePolicy, made, policy_is, recipe_of
+from tests.sampling.fakes import FakePolicy, policy_is, recipe_of
 
 
 class Follower(FakePolicy):
@@ -27,26 +25,6 @@ class Follower(FakePolicy):
         if last["role"] == "assistant" or "[[ ##" not in last["content"]:
             return Completion("nothing", "length", 9, request.max_tokens)
         return Completion("The answer is:\n[]", "stop", 9, 6)
-
-
-class Hanging(FakePolicy):
-    """Fails on its third request, and does not answer the others."""
-
-    n_open = 0
-    open_at_close = None
-
-    async def complete(self, request):
-        self.requests.append(request)
-        self.n_open += 1
-        try:
-            if len(self.requests) == 3:
-                raise PolicyError("the server is away")
-            await asyncio.sleep(60)
-        finally:
-            self.n_open -= 1
-
-    async def aclose(self):
-        self.open_at_close = self.n_open
 
 
 @pytest.fixture
@@ -76,29 +54,12 @@ def test_a_model_that_parses_nothing_has_no_best_format(cache):
     assert not any(tried.samples(1.0) for tried in report.formats)
 
 
-def test_no_request_is_open_when_a_failed_trial_closes_the_policy(cache):
-    policy = Hanging()
-    with policy_is(policy), pytest.raises(PolicyError, match="the server is away"):
-        try_formats(recipe_of(), cache)
-    assert policy.open_at_close == 0
-
-
 def test_a_lower_temperature_is_chosen_for_a_model_that_does_not_end_at_1(cache):
     with policy_is(Follower("query:", n_tokens_at_1=128)):
         best = try_formats(recipe_of(), cache).best
     assert (best.temperature, best.works, best.max_tokens, len(best.searches[0.7])) == (0.7, True, 32, 30)
     assert best.measured(1.0).cut == 1.0
     assert "--set policy.max_tokens=32 --set policy.temperature=0.7" in best.flags
-
-
-def test_max_tokens_cuts_at_most_one_completion_of_twenty():
-    tried = FormatTrial("json", {"kind": "json"})
-    for temperature in TEMPERATURES:
-        lengths = [10] * 18 + [40, 128]
-        samples = [made(str(i), 1.0, n_completion_tokens=n) for i, n in enumerate(lengths)]
-        tried.searches[temperature] = [FirstSearch([sample], 1.0) for sample in samples]
-    tried.limit_tokens(128)
-    assert (tried.max_tokens, tried.measured(0.0).cut, tried.works) == (48, 0.05, True)
 
 
 def test_the_command_prints_a_row_per_format_and_the_flags(cache):

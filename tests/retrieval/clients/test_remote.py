@@ -1,10 +1,12 @@
+from functools import partial
+
 import pytest
 
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.core.errors import ConfigError, RetrievalError
-from leret.core.types import Document
+from leret.core.types import Document, Passage
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import PartialResultsError
 from leret.retrieval.engines.bm25 import BM25
@@ -152,3 +154,46 @@ def test_parents_travel_from_server_to_client():
         assert {passage.doc_id: passage.parent for passage in ranking} == {"a#0": "a", "b": None}
     with site(reply_of([entry(parent=3)])) as server, pytest.raises(RetrievalError, match="parent is not a string"):
         remote(server.url).search(["q"], 1)
+
+
+colbert = partial(remote, protocol="colbert")
+
+
+def topk(pid, text):
+    return loopback(Reply({"topk": [{"pid": pid, "text": text, "score": 2.5, "rank": 1, "prob": 1.0}]}))
+
+
+def test_requests_match_the_protocols():
+    with topk(7, "T | body") as server:
+        want = (Passage("7", "T", "body", 2.5),)
+        assert colbert(f"{server.url}/api/search").search(["a b"], 4) == [want]
+        assert remote(server.url, protocol="colbert-get").search(["a&k=9 é"], 4) == [want]
+    post, get = server.asked
+    assert (post.method, post.path, post.json) == ("POST", "/api/search", {"query": "a b", "k": 4})
+    assert (get.method, get.path, get.params) == ("GET", "/", {"query": "a&k=9 é", "k": "4"})
+    result = Reply({"result": [[{"document": {"id": "9", "contents": '"T"\nbody'}, "score": 0.5}]]})
+    with loopback(result) as server:
+        rankings = remote(f"{server.url}/retrieve", protocol="retrieve").search(["a"], 2)
+    assert rankings == [(Passage("9", "T", "body", 0.5),)]
+    assert server.asked[0].json == {"queries": ["a"], "topk": 2, "return_scores": True}
+
+
+def test_documents_are_named_by_title_or_row():
+    corpus = Corpus([Document("a", "", "x"), Document("b", "", "y")])
+    with topk(1, "Ed Wood | A film.") as server:
+        assert colbert(server.url, doc_id="title").search(["q"], 1)[0][0].doc_id == "Ed Wood"
+        assert colbert(server.url, doc_id="row", corpus=corpus).search(["q"], 1)[0][0].doc_id == "b"
+        with pytest.raises(RetrievalError, match="row '1', but the corpus has 1 documents"):
+            colbert(server.url, doc_id="row", corpus=Corpus([Document("a", "", "x")])).search(["q"], 1)
+        with pytest.raises(RetrievalError, match="no corpus"):
+            colbert(server.url, doc_id="row")
+    with topk("9" * 5000, "T | x") as server, pytest.raises(RetrievalError, match="unexpected format"):
+        colbert(server.url, doc_id="row", corpus=corpus).search(["a"], 1)
+
+
+def test_colberts_errors_under_status_200_are_raised():
+    for body in ({"error": True, "message": "busy"}, {"topk": []}, {"other": 1}):
+        with loopback(Reply(body)) as server, pytest.raises(RetrievalError):
+            colbert(server.url).search(["a"], 3)
+    with loopback(Reply({"topk": []})) as server:
+        assert colbert(server.url, accept_empty=True).search(["a"], 3) == [()]

@@ -1,4 +1,3 @@
-import json
 import pickle
 import shutil
 
@@ -100,16 +99,11 @@ def test_another_model_is_refused(tmp_path):
         open_index(index)
 
 
-@pytest.mark.parametrize(
-    ("modules", "says"), [(None, "UnpicklingError"), ([3], "TypeErr")], ids=["pickled weights", "no module"]
-)
-def test_an_unreadable_model_is_reported(tmp_path, modules, says):
+def test_pickled_weights_are_not_read(tmp_path):
     aside = shutil.ignore_patterns("*.safetensors", "onnx", "openvino")
     model = shutil.copytree(minilm(), tmp_path / "model", ignore=aside)
     (model / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": print}))
-    if modules is not None:
-        (model / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(RetrievalError, match=rf"cannot be opened as a sentence-transformers model \({says}"):
+    with pytest.raises(RetrievalError, match=r"cannot be opened as a sentence-transformers model \(UnpicklingError"):
         Encoder(model, DenseSettings(model="m", device="cpu"))
 
 

@@ -41,16 +41,3 @@ def test_scores_are_weighted_sums_of_bm25_scores():
     rankings = rm3.search(["aspirin"], 9)[0]
     assert {p.doc_id: p.score for p in rankings} == pytest.approx(expected, rel=1e-5)
     assert sorted(rankings, key=lambda p: -p.score) == list(rankings)
-
-
-def test_common_words_are_never_added():
-    bm25 = BM25.build(
-        Corpus(Document(f"d{i}", "", f"word{i} everywhere" + (" rare" if i < 3 else "")) for i in range(200))
-    )
-    words = RM3(bm25).expanded("word1", bm25.search(["word1"], 10)[0])
-    assert words.keys() & {"rare", "everywhere"} == {"rare"}
-
-
-def test_a_query_without_known_words_has_an_empty_ranking():
-    queries = ["", "zzz", "\x00", "\ud800", "the of", "x" * 1_000_000, "^ AND ("]
-    assert RM3(BM25.build(CORPUS)).search([*queries, "river"], 2)[:-1] == [()] * len(queries)

@@ -1,7 +1,8 @@
-import json
+import re
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 import requests
@@ -9,13 +10,10 @@ import requests
 from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.http import serving
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
 from tests.first_steps import refused
-from tests.retrieval.serving import POST, Echo, connected, remote, running, served
-
-HALF = POST + b"Content-Length: 99\r\n\r\n{"
+from tests.retrieval.serving import ROOT, Echo, remote, running
 
 
 def get(server, path, **headers):
@@ -94,29 +92,14 @@ def test_foreign_host_names_are_refused_without_a_token():
         assert get(server, "/?query=a", Host="evil.example", Authorization="Bearer s3cret").status_code == 200
 
 
-def test_the_stop_answers_pending_requests_and_drops_halves():
-    engine = Echo()
-    with running(engine, drain_s=1.0) as server, ThreadPoolExecutor(2) as pool, ExitStack() as held:
-        for half in (HALF, HALF[:30]):
-            held.enter_context(connected(server.url)).sendall(half)
-        engine.go.clear()
-        waiting = ask(pool, server, "before")
-        wait_for(lambda: len(engine.batches) == 1)
-        began = time.monotonic()
-        server.stop()
-        engine.go.set()
-        assert waiting.result().json()["rankings"][0][0]["doc_id"] == "before#0"
-        server.join()
-        assert time.monotonic() - began < 5
-        with pytest.raises(requests.ConnectionError):
-            get(server, "/health")
-
-
 def test_the_command_serves_an_index_until_sigterm(tmp_path):
     texts = ["the city | river", "the capital | city", "a lake"]
     BM25.build(Corpus(Document(f"d{i}", "Title", text) for i, text in enumerate(texts)), tmp_path / "index")
     engine = open_index(tmp_path / "index")
-    with served(tmp_path / "index") as (url, process):
+    command = [sys.executable, "-m", "leret", "serve", "retriever", str(tmp_path / "index"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        lines = (re.search(r" at (http\S+)", line) for line in process.stdout)
+        url = next(found[1] for found in lines if found)
         asker = remote(url)
         queries = ["", "capital \x00 city", "\ud800 river"]
         assert asker.search(queries, 4) == engine.search(queries, 4)
@@ -125,37 +108,3 @@ def test_the_command_serves_an_index_until_sigterm(tmp_path):
         assert "cannot listen on" in refused("serve", "retriever", tmp_path / "index", "--port", port)
         process.terminate()
         assert process.wait(30) == 0
-
-
-def test_half_a_request_times_out(monkeypatch):
-    monkeypatch.setattr(serving, "_IDLE_S", 0.2)
-    with running(Echo(), read_s=0.2) as server:
-        with connected(server.url) as half_a_body:
-            half_a_body.sendall(HALF)
-            head, _, body = half_a_body.recv(1000).partition(b"\r\n\r\n")
-            assert b" 408 " in head
-            assert json.loads(body)["error"] is True
-        with connected(server.url) as half_a_head:
-            half_a_head.sendall(HALF[:30])
-            assert half_a_head.recv(1000) == b""
-
-
-def test_hung_up_clients_leave_the_queue():
-    engine = Echo()
-    with running(engine, max_waiting=28) as server, ThreadPoolExecutor(2) as pool:
-        engine.go.clear()
-        first = ask(pool, server, "first")
-        wait_for(lambda: len(engine.batches) == 1)
-        gone = [connected(server.url) for _ in range(7)]
-        body = json.dumps({"queries": ["gone"] * 4}).encode()
-        for connection in gone:
-            connection.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        wait_for(lambda: server.batcher.n_waiting == 28)
-        for connection in gone:
-            connection.close()
-        wait_for(lambda: server.batcher.n_waiting == 0)
-        live = ask(pool, server, "live")
-        wait_for(lambda: server.batcher.n_waiting == 1)
-        engine.go.set()
-        assert first.result().status_code == live.result().status_code == 200
-    assert [queries for queries, _ in engine.batches] == [("first",), ("live",)]

@@ -1,8 +1,6 @@
 import pytest
 
-from leret.core.runs import Run
 from leret.sampling.preferences.dataset import build_preferences
-from tests.sampling.preferences.conftest import rows_of, stored
 
 
 def test_the_report_counts_what_was_left_out(run):
@@ -16,12 +14,3 @@ def test_the_report_counts_what_was_left_out(run):
     card = (run.preferences / "README.md").read_text()
     rows = "| duplicates dropped | 1 |", "| parse | 1 |", "| 0 | 2 |", "no spread (all rewards equal) | 1 (33.3%)"
     assert [row for row in rows if row not in card] == []
-
-
-def test_rewards_may_be_any_real_numbers(tmp_path):
-    rows = [("0", f"{reward}", reward) for reward in (-3.5, -1.0, 6.5)]
-    run = stored(Run.create(tmp_path / "negative"), {("q", 0): rows})
-    report = build_preferences(run)
-    assert [(r["score_chosen"], r["score_rejected"]) for r in rows_of(run)] == [(6.5, -1.0), (-1.0, -3.5)]
-    assert (report.reward_range, report.histogram) == ((-3.5, 6.5), [1, 0, 1, 0, 0, 0, 0, 0, 0, 1])
-    assert "-3.5--2.5        1 ####" in (run.preferences / "README.md").read_text()

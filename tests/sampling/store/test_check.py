@@ -1,9 +1,7 @@
 import os
-import shutil
 
 import pytest
 
-from leret.core.runs import Run
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
 from tests.first_steps import leret
@@ -11,9 +9,8 @@ from tests.sampling.fakes import change
 
 
 @pytest.fixture
-def run(sampled, tmp_path):
-    shutil.copytree(sampled.path.parent, tmp_path / "copy")
-    return Run(tmp_path / "copy" / "run")
+def run(sampled_copy):
+    return sampled_copy
 
 
 def test_a_store_that_was_sampled_is_sound_and_stays_as_it_is(run):

@@ -1,6 +1,4 @@
 import json
-import tracemalloc
-from dataclasses import replace
 
 import pyarrow.parquet
 import pytest
@@ -8,11 +6,9 @@ from typer.testing import CliRunner
 
 from leret.cli.app import app
 from leret.core.errors import ConfigError, RunError
-from leret.core.runs import Run
 from leret.sampling.store.export import COLUMNS, export_store
 from tests.first_steps import read_lines as lines
 from tests.sampling.fakes import ROOT, content
-from tests.sampling.store.conftest import ORIGIN, STATE, made
 
 
 def test_parquet_and_json_lines_say_the_same_under_the_names_of_the_docs(sampled, tmp_path):
@@ -26,6 +22,10 @@ def test_parquet_and_json_lines_say_the_same_under_the_names_of_the_docs(sampled
     assert [row["id"] for row in rows] == [one.id for group in content(sampled) for one in group.samples]
     assert {(row["predictor"], row["policy"], row["completion_tokens"]) for row in rows} == {("write_query", "fake", 2)}
     assert (n, rows[0]["messages"][-1]["role"]) == (len(rows), "user")
+    first = (
+        CliRunner().invoke(app, ["store", "export", "--run", str(sampled.path), "--out", "-"]).stdout.splitlines()[0]
+    )
+    assert json.loads(first)["question_id"] == "q00"
 
 
 def test_an_existing_file_is_never_replaced(sampled, tmp_path):
@@ -50,20 +50,3 @@ def test_an_export_that_breaks_off_leaves_no_file(sampled, tmp_path, monkeypatch
     with pytest.raises(RunError, match="No space left"):
         export_store(sampled, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_standard_output_takes_json_lines(sampled):
-    result = CliRunner().invoke(app, ["store", "export", "--run", str(sampled.path), "--out", "-"])
-    assert json.loads(result.stdout.splitlines()[0])["question_id"] == "q00"
-
-
-def test_a_store_is_never_in_memory_whole(store, tmp_path):
-    for i in map(str, range(1500)):
-        store.put_state(replace(STATE, id=i, messages=({"role": "user", "content": "x" * 1000},)))
-        store.put_samples([made(i, state_id=i, completion="x" * 1000)], ORIGIN)
-    store.flush()
-    tracemalloc.start()
-    assert export_store(Run(tmp_path), tmp_path / "samples.jsonl", messages=True) == 1500
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < (tmp_path / "samples.jsonl").stat().st_size / 4

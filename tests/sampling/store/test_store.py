@@ -10,18 +10,43 @@ from types import SimpleNamespace
 import pytest
 
 from leret.core.errors import RunError
-from leret.core.types import Failure
+from leret.core.types import Failure, State
 from leret.sampling.store.store import (
     SCHEMA_SQL,
     STORE_SCHEMA,
     TOKEN_COLUMNS,
     PathStep,
+    SamplingParams,
     Store,
     run_error,
     sample_row,
     state_row,
 )
-from tests.sampling.store.conftest import ORIGIN, STATE, failed, made
+from tests.sampling import fakes
+
+ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)
+STATE = State("s1", "q1", 0, "write", {"context": ["é", "\ud800"]}, ({"role": "user", "content": "who?"},))
+
+
+def made(name, **values):
+    fields = {
+        "state_id": "s1", "task_id": "q1", "seed": 2**63 - 1,
+        "completion": "text", "outputs": {"query": "text"}, "doc_ids": ("d1", "d2"), "scores": (2.0, 1.5),
+        "reward": 0.5, "components": {"ap": 0.5, "recall": 1.0}, "n_prompt_tokens": 3, "n_completion_tokens": 1,
+    } | values  # fmt: skip
+    return fakes.made(name, **{"failure": None, **fields})
+
+
+def failed(name, kind, **values):
+    nothing = {"completion": None, "outputs": {}, "doc_ids": (), "scores": (), "reward": None, "components": {}}
+    return made(name, failure=Failure(kind, "half a surrogate pair \ud800"), **nothing, **values)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "rollouts.db") as store:
+        store.put_state(STATE)
+        yield store
 
 
 def find(store, name):
@@ -50,15 +75,6 @@ def test_a_sample_that_is_there_stays_and_an_outage_is_replaced(store):
     assert [find(store, name).completion for name in "abcd"] == ["text", "new", "new", None]
     assert [find(store, name).logprobs for name in "abcd"] == [None, (-0.5,), (-0.5,), None]
     assert find(store, "d").failure.message == "half a surrogate pair ?"
-
-
-def test_samples_are_ordered_by_policy_prompt_number_and_index(store):
-    store.put_samples([made("Q")], replace(ORIGIN, policy_digest="Q"))
-    store.put_samples([made(f"{p}-{i}", prompt=p, index=i) for p in ("10", "2", "0") for i in (1, 0)], ORIGIN)
-    ordered = [[s.id for s in group.samples] for group in store.groups()]
-    assert ordered == [["0-0", "0-1", "2-0", "2-1", "10-0", "10-1"], ["Q"]]
-    [group] = store.groups("Q")
-    assert [s.id for s in store.samples_at("q1", 0, "s1", "Q")] == [s.id for s in group.samples] == ["Q"]
 
 
 def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path, monkeypatch):
@@ -106,7 +122,7 @@ def test_a_contradiction_is_not_merged(store, tmp_path):
 WRITER = """
 import sys, pathlib
 sys.path.insert(0, sys.argv[2])
-from tests.sampling.store.conftest import ORIGIN, STATE, made
+from tests.sampling.store.test_store import ORIGIN, STATE, made
 from leret.sampling.store.store import Store
 store = Store(pathlib.Path(sys.argv[1]))
 store.put_state(STATE)
@@ -163,14 +179,13 @@ def test_a_row_that_breaks_a_rule_is_refused(store, row, rule):
     assert store.counts()["samples"] == 1
 
 
-@pytest.mark.parametrize(("version", "n_token_columns"), [(2, 0), (3, 2)])
-def test_a_store_of_an_earlier_schema_is_read_merged_and_converted(store, tmp_path, version, n_token_columns):
+def test_a_store_of_an_earlier_schema_is_read_merged_and_converted(store, tmp_path):
     old = tmp_path / "old.db"
     samples = [made("a", n_completion_tokens=7), made("b", index=1, n_completion_tokens=8)]  # of at most 8 tokens
     with closing(sqlite3.connect(old)) as database, database:
-        schema = SCHEMA_SQL.replace(f", {', '.join(TOKEN_COLUMNS[n_token_columns:])}", "")
-        database.executescript(f"PRAGMA journal_mode = WAL;BEGIN;{schema}PRAGMA user_version = {version};COMMIT;")
-        rows = [("samples", sample_row(sample, ORIGIN)[: 23 + n_token_columns]) for sample in samples]
+        schema = SCHEMA_SQL.replace(f", {', '.join(TOKEN_COLUMNS)}", "")
+        database.executescript(f"PRAGMA journal_mode = WAL;BEGIN;{schema}PRAGMA user_version = 2;COMMIT;")
+        rows = [("samples", sample_row(sample, ORIGIN)[:23]) for sample in samples]
         for table, row in (("states", state_row(STATE)), *rows):
             database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
     store.merge(old)
