@@ -12,7 +12,6 @@ from leret.extras.retriever_kl import RetrieverKLRecipe
 from leret.optimize.rounds import _served, run_stage, schedule
 from leret.policies.checkpoints import model_digest
 from leret.policies.serving.model import resolve_policy
-from leret.rollouts.environment import Environment
 from leret.sampling.store.store import Store
 from leret.training.picks.joint import JointRecipe
 from leret.training.stored.preference import IPORecipe
@@ -74,15 +73,6 @@ def test_a_later_round_has_every_policy_that_was_trained(tmp_path):
     sft, second = (step.recipe for step in steps if (step.round, step.stage) == (2, "train"))
     assert (sft.policy_name, sft.init_from) == ("sft-2", "joint")
     assert (second.policy_name, second.picker.init_from, second.writer.init_from) == ("joint-2", "joint", "sft-2")
-
-
-def test_training_in_a_later_round_meets_the_last_policies_of_the_others(tmp_path):
-    run, recipe = Run.create(tmp_path / "r"), dialogue()
-    models = {"": "new", "pick": "picker", "judge": "m"}
-    run.update(sampling=recipe.model_dump(mode="json"), rounds=[{"digest": "a"}, {"digest": "b", "models": models}])
-    latest, first = Environment.open(run, latest=True).recipe, Environment.open(run).recipe
-    assert (latest.policy.model, latest.policies["pick"].model) == ("new", "picker")
-    assert (first.policy.model, first.policies["pick"].model) == ("demo", "scratch")
 
 
 def parts(steps):

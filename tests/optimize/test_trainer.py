@@ -33,7 +33,8 @@ def test_keys_of_a_training_are_shared_or_of_one_algorithm(trainings):
 SMALL = {"questions_per_round": 2, "num_generations": 4, "max_steps": 2, "device": "cpu"}
 
 
-def compiled(run_dir, **settings):
+def compiled(run_dir, monkeypatch, **settings):
+    monkeypatch.setattr("leret.optimize.inputs.is_trainable", lambda lm: lm.model == "leret/demo")
     frozen = fake_lm("frozen", finetuning_model=None)
     student = student_of(Answering, leret.LM("demo", max_tokens=8), answer=frozen)
     reward = {"reward": lambda example, outcome: len(outcome.text)}
@@ -41,13 +42,8 @@ def compiled(run_dir, **settings):
     return optimizer.compile(student, trainset=TRAIN[:4], valset=VAL[:2])
 
 
-@pytest.fixture
-def demo_alone(monkeypatch):
-    monkeypatch.setattr("leret.optimize.inputs.is_trainable", lambda lm: lm.model == "leret/demo")
-
-
-def test_an_online_algorithm_trains_its_lm_once_and_no_other(tmp_path, demo_alone):
-    first, again = compiled(tmp_path), compiled(tmp_path)
+def test_an_online_algorithm_trains_its_lm_once_and_no_other(tmp_path, monkeypatch):
+    first, again = compiled(tmp_path, monkeypatch), compiled(tmp_path, monkeypatch)
     program = next(one["program"] for one in first.candidate_programs if one["stage"] == "grpo")
     record = training_record(find_model(program.write.lm.model.removeprefix("leret/")))
     entries = [entry for best in (first, again) for entry in best.trial_logs if "learning_rate" in entry]
@@ -59,9 +55,9 @@ def test_an_online_algorithm_trains_its_lm_once_and_no_other(tmp_path, demo_alon
     assert scores[0] == scores[1]
 
 
-def test_rounds_count_in_max_lm_calls(tmp_path, demo_alone):
+def test_rounds_count_in_max_lm_calls(tmp_path, monkeypatch):
     with pytest.raises(LMCallsSpent, match="max_lm_calls=10"):
-        compiled(tmp_path, max_lm_calls=10)
+        compiled(tmp_path, monkeypatch, max_lm_calls=10)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ def outcome(answer, *references, **values):
         ("verdict", "supports", ("Paris, no doubt",), None),
         ("length", "a b c d", ("a b", "x"), math.exp(-1)),
         ("length", "a", ("a b",), math.exp(-1)),  # s is doubled below 1: 2 * 1/2
-        ("length", "a b", ("a b",), 1),
         ("length_ratio", "a b c", ("a", "a b"), 3 / 2),  # the reference of the closest length
         ("parlai_f1", "It's a well-known film", ("x", "a film, well known"), 2 * 3 / (5 + 3)),
         ("f1", "It's a well-known film", ("a film, well known",), 2 * 1 / (3 + 3)),  # its wellknown film
@@ -79,7 +78,6 @@ def test_answer_without_reference_or_end_has_no_value(name):
     ("prediction", "field", "expected"),
     [
         (None, None, None),
-        ("yes", None, "yes"),
         ({"answer": "yes", "query": "x"}, None, "yes"),
         ({"reply": "yes", "passages": []}, None, "yes"),  # the only text
         ({"reply": "yes", "query": "x"}, None, ""),

@@ -49,7 +49,6 @@ def test_deepretrieval_rewards_recall_in_tiers(n_found, worth):
         ("x", False, 1),
         ("<think>so\n\nmany\n</think>\nx", True, 1),
         ("<think>so</think>", True, 0),
-        ("<think></think>x", True, 0),
         ("<think>a</think><think>b</think> x", True, 0),
         ("x <think>so</think>", True, 0),
     ],

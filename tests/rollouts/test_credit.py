@@ -134,13 +134,6 @@ def test_each_sample_that_is_not_the_end_is_run_on_n_times(tmp_path):
         assert answer.reward == float("alpha" in answer.outputs["answer"])
 
 
-def test_a_run_that_does_not_parse_on_the_way_counts_as_zero(tmp_path):
-    mute = Recorded(mute=lambda request: step_of(request) == "answer")
-    sample(tmp_path / "db", Role(mute, credit="final"), final=lambda outcome: 1.0)
-    assert {s.reward for s in samples_of(tmp_path / "db", "write")} == {0.0}
-    assert {s.failure.kind for s in samples_of(tmp_path / "db", "answer")} == {"parse"}
-
-
 def test_an_outage_on_the_way_is_no_score_and_costs_no_completion_again(tmp_path):
     roles = Role(Recorded(), credit="final")
     sample(tmp_path / "whole", roles, final=is_alpha, n_continuations=2)

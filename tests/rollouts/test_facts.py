@@ -1,8 +1,7 @@
 import pytest
-from torch import tensor
 
 from leret.core.types import Sample, State, Task
-from leret.rollouts.facts import reward_percentiles, word_facts
+from leret.rollouts.facts import word_facts
 
 
 def group(id, *texts, field="reply"):
@@ -24,8 +23,3 @@ def test_lengths_count_only_where_one_text_is_the_reply():
     assert "completions/length_ratio" not in word_facts([group("a", "one")], TASKS, replies=False)
     assert "completions/length_ratio" not in word_facts([group("c", "one")], TASKS, replies=True)
     assert word_facts([], TASKS, replies=True) == {}
-
-
-def test_percentiles_of_rewards_are_interpolated():
-    expected = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.4, 1.8, 2.2, 2.6, 3.0]
-    assert [*reward_percentiles(tensor([0.0, 1.0, 3.0])).values()] == pytest.approx(expected)

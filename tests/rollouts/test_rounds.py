@@ -1,9 +1,8 @@
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from torch import bincount, lerp, tensor
+from torch import bincount, lerp
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import RewardSettings
@@ -11,7 +10,6 @@ from leret.core.errors import PolicyError
 from leret.core.types import Failure, Sample, State
 from leret.policies.base import PromptTooLongError, Request
 from leret.policies.local.policy import LocalPolicy
-from leret.rewards import scoring
 from leret.rollouts.environment import Environment, training_tasks
 from leret.rollouts.rounds import Round, RoundPolicy, RoundSampler, round_of
 from leret.sampling.stage import sample
@@ -122,16 +120,6 @@ def test_what_does_not_parse_has_a_price_and_an_outage_has_none(price, rewards, 
     made = SimpleNamespace(_unparsed_reward=price)
     [(_, scored)] = RoundSampler.scored(made, [state_with(*rewards)])
     assert [sample.reward for sample in scored] == expected
-
-
-def test_a_part_that_does_not_apply_to_some_samples_has_the_mean_of_the_others():
-    made = SimpleNamespace(_scoring=scoring(RewardSettings(parts={"ap": {}, "em": {}})))
-    _, samples = state_with(1.0, 0.0, None)
-    given = [{"ap": 1.0, "em": 0.5}, {"ap": 0.0}, {}]
-    samples = [replace(sample, components=own) for sample, own in zip(samples, given, strict=True)]
-    names, parts = RoundSampler.parts_of(made, samples)
-    assert (names, parts.nan_to_num(-1).tolist()) == (["ap", "em"], [[1.0, 0.5], [0.0, -1.0], [0.0, 0.0]])
-    assert RoundSampler.metrics_of(made, [], names, parts, tensor([0.0, 1.0, 3.0]))["rewards/em/mean"] == 0.25
 
 
 class Recording:

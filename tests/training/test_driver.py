@@ -23,21 +23,23 @@ def test_a_loss_that_is_no_number_stops_with_the_step(run):
     assert not (run.policies / "sft").exists()
 
 
-def test_an_alarm_stops_with_a_checkpoint_or_stands_in_record_events_and_card(run, alarming, caplog):
+def test_an_alarm_in_a_training_stands_in_its_record_events_and_card(run, alarming, caplog):
+    report = train(SFT, run)
+    told = [entry.getMessage() for entry in caplog.records if entry.name == "leret"]
+    assert (report.alarms, told) == (("loss",), ["sft, step 5: it is 5; do something"])
+    assert [(alarm["name"], alarm["step"]) for alarm in record(report)["alarms"]] == [("loss", 5)]
+    assert [e["alarm"] for e in events_of(run) if e["event"] == "alarm"] == ["loss"]
+    assert "Alarm at step 5: it is 5; do something." in (report.path / "README.md").read_text()
+
+
+def test_a_stop_leaves_a_checkpoint_that_warn_goes_on_from(run, alarming):
     stop = changed(SFT, on_alarm="stop")
     for _ in range(2):  # asked again, it stands where it stood
         with pytest.raises(TrainingError, match=r"alarm: step 5: it is 5; .* --set on_alarm=warn"):
             train(stop, run)
         assert estimate(stop, run).resumes_at == 5
     assert not (run.policies / "sft").exists()
-    caplog.clear()
-    report = train(SFT, run)
-    assert report.resumed_from == 5
-    told = [entry.getMessage() for entry in caplog.records if entry.name == "leret"]
-    assert (report.alarms, told) == (("loss",), ["sft, step 5: it is 5; do something"])
-    assert [(alarm["name"], alarm["step"]) for alarm in record(report)["alarms"]] == [("loss", 5)]
-    assert {e["alarm"] for e in events_of(run) if e["event"] == "alarm"} == {"loss"}
-    assert "Alarm at step 5: it is 5; do something." in (report.path / "README.md").read_text()
+    assert train(SFT, run).resumed_from == 5
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_sharded_models_are_refused(run, monkeypatch):
     monkeypatch.setattr(algorithm, "N_PROCESSES", 2)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match=r"fsdp and zero3 shard it; use --launch multi"):
-        train(RECIPES["stopped"], run)
+        train(RECIPES["rloo"], run)
 
 
 def test_a_launch_of_a_failing_process_prints_no_traceback(tmp_path):

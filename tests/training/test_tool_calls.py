@@ -56,13 +56,10 @@ def script(directory, monkeypatch):
     return decoded
 
 
-def test_trained_ids_are_sampled_ids_through_a_server(directory, script):
+def test_trained_ids_are_sampled_ids_through_a_server_that_sends_them(directory, script):
     figures = asyncio.run(tool_calls.roll_out(directory, 6, served=True))
     assert figures["online"] == figures["text"] == figures["rollouts"] == 6
     assert figures["tool calls"] > 9
-
-
-def test_tool_calls_of_a_server_without_token_ids_are_not_trained(directory, script):
     with pytest.raises(TrainingError, match="sent tool calls without token ids"):
         asyncio.run(tool_calls.roll_out(directory, 2, served=True, ids=False))
 

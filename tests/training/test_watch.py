@@ -61,7 +61,6 @@ HEALTHY = {  # of the demo's best online training, and of an imitation
         **{"completions/mean_length": (6.0, 6.1, 6.4, 6.8, 7.0, 7.2), "val/ratio": (1.0, 1.1, 0.9, 1.0, 1.0, 1.1)},
         "eval_recall": (0.64, 0.7, 0.67, 0.75, 0.8, 0.79),
     },
-    "one bad batch": {"kl": (0.1, 0.1, 50.0, 0.1, 0.1, 50.0), "val/ratio": (1.0, 9.0, 1.0, 1.0, 9.0, 1.0)},
     "rewards of mean 0": {"reward": (6e-9, 5e-9, 5e-9, 2e-9, 1e-9, 1e-9)},
     "nothing to log": {"reward": (None, None, None, None, None, 0.5), "kl": (None,) * 6},
 }

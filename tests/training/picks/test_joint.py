@@ -39,7 +39,6 @@ def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tm
     program.save(tmp_path / "saved")
     saved = leret.load(tmp_path / "saved", retriever=program.program.search.retriever)
     assert saved(**task.inputs).reply == reply
-    assert str(tmp_path / "saved/policies/picker-") in saved.program.pick.actor.settings.model
     assert saved.program.pick.actor.digest == program.program.pick.actor.digest
     for kind, actor in ((PickRecipe, "picker"), (GRPORecipe, "writer")):
         initial = job_in(kind(name="next", init_from="joint", limit=4), run).initial
@@ -81,7 +80,7 @@ def test_a_training_begins_at_ratio_one_and_goes_on_after_a_crash_to_the_same_bi
     first, second, _ = log(resumed)
     assert "pick/val/ratio" not in first  # a picker from scratch has no weights yet
     assert (first["val/ratio"], second["pick/val/ratio"]) == pytest.approx((1, 1), abs=1e-5)
-    assert first["pick/learning_rate"] / first["learning_rate"] == pytest.approx(10)  # each section has its keys
+    assert second["pick/learning_rate"] > 5 * second["learning_rate"]  # each section has its keys
     assert {"pick/reward", "pick/grad_norm", "completions/length_ratio"} <= second.keys()
 
 

@@ -1,7 +1,9 @@
 import pytest
 from safetensors.torch import load_file, save_file
 
+from leret.config.policy import PolicySettings
 from leret.core.errors import PolicyError, TrainingError
+from leret.policies.saved import policy_record
 from leret.training.picks.pick import PickRecipe
 from leret.training.picks.pqn import PQNRecipe
 from leret.training.rounds.grpo import GRPORecipe
@@ -30,6 +32,9 @@ def test_a_training_goes_on_from_a_trained_picker(picking_run):
     assert estimate(again, picking_run).steps == 1
     assert estimate(changed(again, limit=5), picking_run).examples == 5
     assert train(again, picking_run).total_steps == 3
+    settings = {**picking_run.sampling()["policy"], "model": str(picking_run.policies / "first")}
+    record = policy_record(PolicySettings.model_validate(settings), picking_run.path / "saved", {}, keep=True)
+    assert (picking_run.path / "saved/policies" / record["name"] / "picker.json").is_file()
     with pytest.raises(TrainingError, match="init_from: 'third'"):
         train(changed(PICK, init_from="third"), picking_run)
     changed_picker = sorted((picking_run.policies / "first").rglob("*.safetensors"))[-1]

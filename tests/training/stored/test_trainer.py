@@ -6,17 +6,13 @@ from leret.config.load import load_recipe
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.training.algorithms import ALGORITHMS
-from leret.training.data import Encoded
 from leret.training.stored.preference import IPORecipe
 from leret.training.stored.trainer import TrainerInputs, check_logps, stored_trainer
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
+from tests.training.stored.test_preference import PAIRS
 from tests.training.training_runs import trainer_of
 
-PAIRS = [
-    Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]), (1.0, 0.5)),
-    Encoded([3, 43, 4], ([54, 5], [61, 5]), (-1.0, -2.0)),
-]
 SMALL = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 
 
