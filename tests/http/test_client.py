@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import json
 import logging
 from datetime import UTC, datetime, timedelta
@@ -8,7 +7,6 @@ from email.utils import format_datetime
 import pytest
 from aiohttp import web
 
-from leret.core.aio import submit
 from leret.http.client import Answer, Call, Client, RejectedError, RetryableError, retry_after_s
 from leret.http.endpoints import ApiKey, RateLimit
 from leret.http.usage import FaultMeter
@@ -166,27 +164,6 @@ def test_repeated_secret_is_in_no_message(status, caplog):
         assert SECRET[:8] not in repr(cause) + repr(vars(cause))
         cause = cause.__cause__ or cause.__context__
     assert SECRET[:8] not in caplog.text
-
-
-def test_interrupt_ends_a_request_and_frees_its_slot():
-    async def work(client):
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asked(client), 0.1)
-        return await asked(client)
-
-    assert run([Echo(["stall"])], work, concurrency=1)
-
-
-def test_client_serves_several_loops_and_closes(caplog):
-    async def work(client):
-        assert await asked(client)
-        for _ in range(2):
-            assert await asyncio.wrap_future(submit(client.request(POST, got)))
-            await client.aclose()
-
-    run([Echo()], work)
-    gc.collect()
-    assert "Unclosed" not in caplog.text
 
 
 def answer(status, body="busy"):

@@ -1,5 +1,3 @@
-import asyncio
-
 import dspy
 import pytest
 
@@ -42,15 +40,10 @@ def test_an_adapter_sends_a_served_lm_messages_alone(kind, monkeypatch):
         seen.append(kwargs)
         return [Formatter(Replay(program.deepcopy(), adapter)).completion("write", {"query": "silent harbor"})]
 
-    async def sent_later(self, prompt=None, messages=None, **kwargs):
-        return sent(self, prompt, messages, **kwargs)
-
     monkeypatch.setattr(dspy.LM, "__call__", sent)
-    monkeypatch.setattr(dspy.LM, "acall", sent_later)
     with dspy.context(lm=lm, adapter=adapter):
-        found = [program.write(question="?"), asyncio.run(program.write.acall(question="?"))]
-    assert [one.query for one in found] == ["silent harbor"] * 2
-    assert seen == [{}, {}]
+        assert program.write(question="?").query == "silent harbor"
+    assert seen == [{}]
 
 
 def test_a_prompt_is_read_back_and_its_digest_ignores_the_name(tmp_path):
