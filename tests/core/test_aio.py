@@ -4,22 +4,8 @@ import threading
 
 import pytest
 
-from leret.core.aio import for_each, gathered
+from leret.core.aio import gathered
 from leret.core.dspy_internals import muted
-
-
-def test_items_start_without_a_barrier():
-    running, most, done = set(), [], []
-
-    async def one(item):
-        running.add(item)
-        most.append(len(running))
-        await asyncio.sleep(0)
-        running.remove(item)
-        done.append(item)
-
-    asyncio.run(for_each(iter(range(7)), one, 3))
-    assert (sorted(done), max(most)) == (list(range(7)), 3)
 
 
 def test_first_error_cancels_the_others():

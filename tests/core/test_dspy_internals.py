@@ -9,7 +9,6 @@ from leret.core import dspy_internals
 from leret.core.dspy_internals import messages_of
 
 SIGNATURE = dspy.Signature("question -> answer")
-CALL = {"name": "look", "arguments": {}}
 
 
 class Asking(dspy.Module):
@@ -93,16 +92,6 @@ def test_prediction_equals_from_completions(outputs):
     own, stock = dspy_internals.prediction_of(outputs, SIGNATURE), dspy.Prediction.from_completions(outputs, SIGNATURE)
     assert vars(own.completions) == vars(stock.completions)
     assert {**vars(own), "_completions": None} == {**vars(stock), "_completions": None}
-
-
-@pytest.mark.parametrize(
-    ("finish", "calls", "reason"), [("stop", [], "stop"), ("stop", [CALL], "tool_call"), ("length", [CALL], "length")]
-)
-def test_a_response_says_how_the_completion_ended(finish, calls, reason):
-    tools = [lm15.FunctionTool("look")]
-    request = lm15.Request(model="m", messages=[lm15.Message.user("?")], tools=tools)
-    response = dspy_internals.text_response(request, "so", finish=finish, read=lambda text, tools: (text, calls))
-    assert (response.finish_reason, response.message.parts[0].text) == (reason, "so")
 
 
 def test_unparsed_completion_is_one_request():

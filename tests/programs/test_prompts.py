@@ -72,18 +72,6 @@ def test_messages_are_what_the_adapter_gives(kind):
             assert formatter.messages(formatter.need("write", inputs), prompt, alike) == whole
 
 
-def test_what_dspy_lays_out_over_several_messages_is_left_to_it():
-    marked = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
-    program, adapter = Asks(), make_adapter(AdapterSettings())
-    formatter = Formatter(Replay(program, adapter))
-    for inputs in [*INPUTS[:6], {"question": marked, "context": [], "hop": 0}, INPUTS[7]]:
-        whole = adapter.format(program.write.signature, [], dict(inputs))
-        assert [m["content"] for m in formatter.messages(formatter.need("write", inputs))] == [
-            m["content"] if isinstance(m["content"], str) else "".join(part["text"] for part in m["content"])
-            for m in whole
-        ]
-
-
 def look_up(query: str) -> str:
     """Find."""
 
