@@ -1,12 +1,14 @@
 import asyncio
 import json
+import sys
+import threading
 
 import dspy
 import pytest
 from dspy import lm15
 
 from leret.core import dspy_internals
-from leret.core.dspy_internals import messages_of
+from leret.core.dspy_internals import messages_of, muted
 
 SIGNATURE = dspy.Signature("question -> answer")
 
@@ -21,11 +23,9 @@ class Asking(dspy.Module):
 
 
 def test_parts_of_tool_calls_are_text_and_images_are_refused():
-    call = lm15.ToolCallPart("1", "look", {"query": "é"})
-    result = lm15.ToolResultPart("1", [lm15.TextPart("found")])
-    request = lm15.Request(
-        model="m", messages=[lm15.Message.user("hi"), lm15.Message.assistant([call]), lm15.Message("tool", [result])]
-    )
+    call, result = lm15.ToolCallPart("1", "look", {"query": "é"}), lm15.ToolResultPart("1", [lm15.TextPart("found")])
+    messages = [lm15.Message.user("hi"), lm15.Message.assistant([call]), lm15.Message("tool", [result])]
+    request = lm15.Request(model="m", messages=messages)
     texts = [(one["role"], one["content"]) for one in messages_of(request)]
     assert texts == [("user", "hi"), ("assistant", '{"name": "look", "args": {"query": "é"}}'), ("user", "found")]
     with pytest.raises(lm15.UnsupportedFeatureError, match="ImagePart"):
@@ -105,3 +105,24 @@ def test_unparsed_completion_is_one_request():
     with settings, pytest.raises(dspy_internals.AdapterParseError):
         dspy.Predict(SIGNATURE)(question="?")
     assert (len(asked), adapter.use_json_adapter_fallback) == (1, True)
+
+
+def test_muted_blocks_of_two_threads_may_overlap(capsys):
+    begun, left, before = threading.Event(), threading.Event(), sys.stdout
+
+    def second():
+        print("before")
+        with muted():
+            begun.set()
+            left.wait(5)
+            print("theirs")
+
+    other = threading.Thread(target=second)
+    with muted():
+        other.start()
+        begun.wait(5)
+        print("mine")
+    print("after")
+    left.set()
+    other.join()
+    assert (sys.stdout, capsys.readouterr().out) == (before, "before\nafter\n")

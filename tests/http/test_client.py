@@ -70,22 +70,6 @@ def run(servers, work=asked, time=None, **kwargs):
     return asyncio.run(main())
 
 
-def test_a_request_carries_json_parameters_and_forms():
-    server = Echo()
-
-    async def work(client):
-        assert await client.request(POST, got) == {"a": "é\ud800"}
-        await client.request(Call("GET", "/x", {"q": "a&k=9 é\ud800"}), got)
-        await client.request(Call("POST", "/x", form={"q": "a&k=9"}), got)
-
-    run([server], work)
-    post, get, form = server.requests
-    assert post.headers["Content-Type"] == "application/json"
-    assert get.params == {"q": "a&k=9 é?"}
-    assert form.headers["Content-Type"] == "application/x-www-form-urlencoded"
-    assert "Authorization" not in post.headers
-
-
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
