@@ -1,15 +1,13 @@
 import pytest
 
 from leret.cli.console import known_names
-from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
 from leret.core.yaml import dotted, dump, load
-from leret.training.algorithms import TrainingRecipe
+from tests.core.test_bundled import STAGES, values_for
 
-STAGES = {"sampling": SamplingRecipe, "training": TrainingRecipe, "eval": EvalRecipe}
 SHIPPED = sorted(path for stage in STAGES for path in (ROOT / stage).glob("*.yaml"))
 FREE_NAMES = {"policies", "demos", "actors", "retrievers", "options", "inputs"}
 """Sections with names that the user chooses."""
@@ -49,44 +47,24 @@ def problems_in(file, model, overrides=()):
     return []
 
 
-def check_each_key(value, model, folder, overrides):
-    """Misspell the keys of a recipe, in the file and with ``--set``, and expect a problem for each that names it."""
-    file = folder / "recipe.yaml"
-    file.write_text(dump(value), encoding="utf-8")
-    assert problems_in(file, model, overrides) == []
-    # `python -m models` reads ``pretrain``; the program's constructor refuses unknown arguments
-    keys = [key for key in keys_in(value) if len(key) == 1 or (key[:-1] != ("program",) and key[0] != "pretrain")]
-    wrong = [dotted((*key[:-1], wrong_spelling(key[-1]))) for key in keys]
-    by_flag = problems_in(file, model, [*overrides, *(f"{name}=1" for name in wrong)])
-    file.write_text(dump(misspelled(value, keys)), encoding="utf-8")
-    in_file = problems_in(file, model, overrides)
-    for problems, place in ((in_file, f"{file}:"), (by_flag, "--set ")):
-        assert len(problems) == len(keys), problems
-        for key in keys:
-            assert any(names_key(problem, key, place) for problem in problems), (key, problems)
-
-
-def names_key(problem, key, place):
-    bad = dotted((*key[:-1], wrong_spelling(key[-1])))
-    questions = (f"did you mean {dotted(key)}?", f"did you mean {key[-1]}?")
-    return problem.startswith(place) and f"{bad}: " in problem and any(question in problem for question in questions)
-
-
-def overrides_for(data):
-    """Return overrides for the files that a shipped recipe leaves to its user."""
-    if data["kind"] in {"world", "personas"}:
-        return []
-    own = "data.noise=[README.md]" if data["kind"] == "babilong" else "data.corpus=README.md"
-    return ["data.questions=README.md", own]
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    value = load(path.read_text(encoding="utf-8"))
-    model = STAGES[path.parent.name]
-    alone = {name: item for name, item in value.items() if name not in {"train", "eval"}}
-    check_each_key(alone, model, tmp_path, overrides_for(alone["data"]) if model is SamplingRecipe else [])
+    text, model = path.read_text(encoding="utf-8"), STAGES[path.parent.name]
+    value = {name: item for name, item in load(text).items() if name not in {"train", "eval"}}
+    values = values_for(text) if model is SamplingRecipe else []
+    file = tmp_path / "recipe.yaml"
+    file.write_text(dump(value), encoding="utf-8")
+    assert problems_in(file, model, values) == []
+    # `python -m models` reads ``pretrain``; the program's constructor refuses unknown arguments
+    keys = [key for key in keys_in(value) if len(key) == 1 or (key[:-1] != ("program",) and key[0] != "pretrain")]
+    file.write_text(dump(misspelled(value, keys)), encoding="utf-8")
+    problems = problems_in(file, model, values)
+    assert len(problems) == len(keys), problems
+    for key in keys:
+        says = f"{dotted((*key[:-1], wrong_spelling(key[-1])))}: "
+        found = [problem for problem in problems if problem.startswith(f"{file}:") and says in problem]
+        assert any(f"did you mean {name}?" in problem for problem in found for name in (dotted(key), key[-1])), key
 
 
 @pytest.mark.parametrize(

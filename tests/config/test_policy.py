@@ -11,7 +11,6 @@ OPENAI = {"kind": "openai", "model": "m"}
     [
         ({"kind": "magic", "model": "m"}, "magic"),
         (OPENAI, "urls"),
-        ({"kind": "together"}, "model"),
         ({"kind": "local", "urls": ["http://a"]}, "urls"),
         ({**OPENAI, "urls": ["http://a"], "api_key_env": "sk-live-0123"}, "api_key_env"),
         ({**OPENAI, "urls": ["http://user:pw@a/v1"]}, "urls"),

@@ -19,6 +19,16 @@ FIRST = {
 }
 
 
+def values_for(text):
+    """Return values for the files that a shipped recipe leaves to its user."""
+    if re.search("kind: (world|personas)", text):
+        return []
+    return [
+        "data.questions=README.md",
+        "data.noise=[README.md]" if "kind: babilong" in text else "data.corpus=README.md",
+    ]
+
+
 def test_local_recipes_come_before_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sampling/demo.yaml", "sampling/demo", "demo"):
@@ -35,12 +45,10 @@ def test_local_recipes_come_before_shipped_ones(tmp_path, monkeypatch):
 def test_shipped_recipes_are_valid_and_commented(name, monkeypatch):
     monkeypatch.chdir(bundled.ROOT)
     folder = name.partition("/")[0]
-    values = []
     text = (bundled.ROOT / name).read_text(encoding="utf-8")
     assert stage_of(yaml.load(text)) is STAGES[folder]
-    if folder == "sampling" and not re.search("kind: (world|personas)", text):
-        values = ["data.questions=README.md"]  # the user's own
-        values.append("data.noise=[README.md]" if "kind: babilong" in text else "data.corpus=README.md")
+    values = values_for(text) if folder == "sampling" else []
+    if values:
         with pytest.raises(ConfigError, match=r"data\.questions: missing.*--set data\.questions=FILE.*leret init"):
             load_all([name])
     problems = []

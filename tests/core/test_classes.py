@@ -26,7 +26,7 @@ FILES = {
 IMPORTED = [*FILES.keys() - {"reward.py", "unrelated.py"}]
 
 
-def test_a_class_has_a_path_that_finds_it_again_unless_it_is_inside_a_function():
+def test_a_class_has_a_path_that_finds_it_again_or_is_refused():
     class Local:
         pass
 
@@ -35,14 +35,11 @@ def test_a_class_has_a_path_that_finds_it_again_unless_it_is_inside_a_function()
     assert class_at(path, Exception) is ProgramError
     with pytest.raises(ProgramError, match="cannot be imported by another process"):
         path_of(Local)
-
-
-def test_a_path_that_is_no_program_is_refused():
-    for path in ("no_such_module:A", "leret.core.errors:Nothing"):
+    for absent in ("no_such_module:A", "leret.core.errors:Nothing"):
         with pytest.raises(ProgramError, match="cannot be imported here"):
-            class_at(path, dspy.Module)
+            class_at(absent, dspy.Module)
     with pytest.raises(ProgramError, match="is not a subclass of Module"):
-        class_at("leret.core.errors:ProgramError", dspy.Module)
+        class_at(path, dspy.Module)
 
 
 @pytest.fixture
@@ -79,18 +76,16 @@ def test_digest_of_a_single_file_is_that_of_its_bytes(tmp_path):
     assert sources_digest(["recall", "ap@3"]) is None
 
 
-@pytest.mark.parametrize("by", ["file", "name"])
-def test_changed_module_is_imported_again(tmp_path, monkeypatch, by):
+def test_changed_module_is_imported_again(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    near, path = tmp_path / f"near_{by}.py", tmp_path / f"own_{by}.py"
-    near.write_text("VALUE = 1.0\n")
-    path.write_text(f"import near_{by} as near\n\n\ndef own(outcome):\n    return near.VALUE\n")
-    name = f"{path}:own" if by == "file" else "own_name:own"
+    near, path = tmp_path / "near_name.py", tmp_path / "own_name.py"
+    path.write_text("import near_name as near\n\n\ndef own(outcome):\n    return near.VALUE\n")
     outcome = SimpleNamespace(task=SimpleNamespace(id="first"))
-    assert scoring(name)(outcome) == 1.0
-    assert load_function(name) is load_function(name)
-    near.write_text("VALUE = 25.0\n")
-    assert scoring(name)(outcome) == 25.0
+    for value in (1.0, 25.0):
+        near.write_text(f"VALUE = {value}\n")
+        for name in (f"{path}:own", "own_name:own"):
+            assert scoring(name)(outcome) == value
+            assert load_function(name) is load_function(name)
 
 
 def test_the_digest_of_a_kind_covers_its_code_and_must_be_an_attribute(tmp_path):

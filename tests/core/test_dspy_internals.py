@@ -1,18 +1,16 @@
-import ast
 import asyncio
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import threading
 
 import dspy
 import pytest
 from dspy import lm15
 
 from leret.core import dspy_internals
-from leret.core.dspy_internals import messages_of
+from leret.core.dspy_internals import messages_of, muted
 
 SIGNATURE = dspy.Signature("question -> answer")
-CALL = {"name": "look", "arguments": {}}
 
 
 class Asking(dspy.Module):
@@ -24,28 +22,10 @@ class Asking(dspy.Module):
         return self.ask(question=question).answer
 
 
-def test_one_thread_at_a_time_parses(monkeypatch):
-    at_work, most = [], []
-
-    def parse(source):
-        at_work.append(source)
-        time.sleep(0.001)
-        most.append(len(at_work))
-        at_work.remove(source)
-
-    monkeypatch.setattr(ast, "parse", parse)
-    dspy_internals.parse_in_turns()
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(ast.parse, "abcd"))
-    assert most == [1, 1, 1, 1]
-
-
 def test_parts_of_tool_calls_are_text_and_images_are_refused():
-    call = lm15.ToolCallPart("1", "look", {"query": "é"})
-    result = lm15.ToolResultPart("1", [lm15.TextPart("found")])
-    request = lm15.Request(
-        model="m", messages=[lm15.Message.user("hi"), lm15.Message.assistant([call]), lm15.Message("tool", [result])]
-    )
+    call, result = lm15.ToolCallPart("1", "look", {"query": "é"}), lm15.ToolResultPart("1", [lm15.TextPart("found")])
+    messages = [lm15.Message.user("hi"), lm15.Message.assistant([call]), lm15.Message("tool", [result])]
+    request = lm15.Request(model="m", messages=messages)
     texts = [(one["role"], one["content"]) for one in messages_of(request)]
     assert texts == [("user", "hi"), ("assistant", '{"name": "look", "args": {"query": "é"}}'), ("user", "found")]
     with pytest.raises(lm15.UnsupportedFeatureError, match="ImagePart"):
@@ -114,16 +94,6 @@ def test_prediction_equals_from_completions(outputs):
     assert {**vars(own), "_completions": None} == {**vars(stock), "_completions": None}
 
 
-@pytest.mark.parametrize(
-    ("finish", "calls", "reason"), [("stop", [], "stop"), ("stop", [CALL], "tool_call"), ("length", [CALL], "length")]
-)
-def test_a_response_says_how_the_completion_ended(finish, calls, reason):
-    tools = [lm15.FunctionTool("look")]
-    request = lm15.Request(model="m", messages=[lm15.Message.user("?")], tools=tools)
-    response = dspy_internals.text_response(request, "so", finish=finish, read=lambda text, tools: (text, calls))
-    assert (response.finish_reason, response.message.parts[0].text) == (reason, "so")
-
-
 def test_unparsed_completion_is_one_request():
     adapter, asked = dspy.ChatAdapter(), []
 
@@ -135,3 +105,24 @@ def test_unparsed_completion_is_one_request():
     with settings, pytest.raises(dspy_internals.AdapterParseError):
         dspy.Predict(SIGNATURE)(question="?")
     assert (len(asked), adapter.use_json_adapter_fallback) == (1, True)
+
+
+def test_muted_blocks_of_two_threads_may_overlap(capsys):
+    begun, left, before = threading.Event(), threading.Event(), sys.stdout
+
+    def second():
+        print("before")
+        with muted():
+            begun.set()
+            left.wait(5)
+            print("theirs")
+
+    other = threading.Thread(target=second)
+    with muted():
+        other.start()
+        begun.wait(5)
+        print("mine")
+    print("after")
+    left.set()
+    other.join()
+    assert (sys.stdout, capsys.readouterr().out) == (before, "before\nafter\n")

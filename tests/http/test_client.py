@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import json
 import logging
 from datetime import UTC, datetime, timedelta
@@ -8,7 +7,6 @@ from email.utils import format_datetime
 import pytest
 from aiohttp import web
 
-from leret.core.aio import submit
 from leret.http.client import Answer, Call, Client, RejectedError, RetryableError, retry_after_s
 from leret.http.endpoints import ApiKey, RateLimit
 from leret.http.usage import FaultMeter
@@ -70,22 +68,6 @@ def run(servers, work=asked, time=None, **kwargs):
                 await client.aclose()
 
     return asyncio.run(main())
-
-
-def test_a_request_carries_json_parameters_and_forms():
-    server = Echo()
-
-    async def work(client):
-        assert await client.request(POST, got) == {"a": "é\ud800"}
-        await client.request(Call("GET", "/x", {"q": "a&k=9 é\ud800"}), got)
-        await client.request(Call("POST", "/x", form={"q": "a&k=9"}), got)
-
-    run([server], work)
-    post, get, form = server.requests
-    assert post.headers["Content-Type"] == "application/json"
-    assert get.params == {"q": "a&k=9 é?"}
-    assert form.headers["Content-Type"] == "application/x-www-form-urlencoded"
-    assert "Authorization" not in post.headers
 
 
 @pytest.mark.parametrize(
@@ -166,27 +148,6 @@ def test_repeated_secret_is_in_no_message(status, caplog):
         assert SECRET[:8] not in repr(cause) + repr(vars(cause))
         cause = cause.__cause__ or cause.__context__
     assert SECRET[:8] not in caplog.text
-
-
-def test_interrupt_ends_a_request_and_frees_its_slot():
-    async def work(client):
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asked(client), 0.1)
-        return await asked(client)
-
-    assert run([Echo(["stall"])], work, concurrency=1)
-
-
-def test_client_serves_several_loops_and_closes(caplog):
-    async def work(client):
-        assert await asked(client)
-        for _ in range(2):
-            assert await asyncio.wrap_future(submit(client.request(POST, got)))
-            await client.aclose()
-
-    run([Echo()], work)
-    gc.collect()
-    assert "Unclosed" not in caplog.text
 
 
 def answer(status, body="busy"):

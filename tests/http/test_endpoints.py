@@ -56,17 +56,6 @@ def test_an_outage_counts_as_one_failure_and_other_faults_as_none(pool, clock):
     assert pool.all[0].n_failures == 1
 
 
-def test_retry_after_closes_a_server_until_then(pool, clock):
-    closed, other = pool.all
-    pool.failed(closed, clock.now, "rate_limit", 4.0)
-    assert [pool.take(), pool.take(), pool.opens_in_s()] == [other, other, 0]
-    pool.failed(other, clock.now, "rate_limit", 60.0)
-    assert pool.take() is None
-    assert 4.0 <= pool.opens_in_s() <= 4.4
-    clock.now += 4.5
-    assert [pool.opens_in_s(), pool.take()] == [0, closed]
-
-
 def test_invalid_url_is_refused():
     for url in ("host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", "", "http://h/?a=b"):
         with pytest.raises(ConfigError, match=r"retriever\.urls: .* is not a base URL"):

@@ -1,5 +1,4 @@
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import dspy
@@ -96,20 +95,6 @@ def test_failures_are_dspy_errors_without_retries(lm):
     with pytest.raises(LMProviderError, match="the server is away"):
         policy_lm(served)("the city")
     assert len(served.requests) == 1
-
-
-def test_closing_an_engine_cancels_and_refuses_requests():
-    slow = FakePolicy(delay_s=60)
-    lm = policy_lm(slow)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lm, "the city")
-        while not slow.requests:
-            time.sleep(0.01)
-        lm.engine.close()
-        with pytest.raises(LMProviderError, match="closed during a request"):
-            waiting.result(20)
-    with pytest.raises(LMProviderError, match="engine is closed"):
-        lm("the city")
 
 
 def test_one_served_url_is_a_plain_lm():

@@ -30,18 +30,18 @@ def test_equal_settings_share_a_policy_until_it_is_closed_or_replaced(llama_dir,
 
 def test_predictors_have_policies_and_equal_ones_are_shared():
     first, other = LocalPolicySettings(model="a"), LocalPolicySettings(model="b")
-    policies = []
+    policies = {}
 
     def make(settings):
-        policies.append(FakePolicy())
-        policies[-1].digest = f"{settings.model}-digest"
-        return policies[-1]
+        policies[settings.model] = policy = FakePolicy()
+        policy.digest = f"{settings.model}-digest"
+        return policy
 
     policy = open_policies({"": first, "answer": other, "plan": other}, make)
     for predictor in ("answer", "plan", "write", ""):
         asyncio.run(policy.complete(Request((), (0,), 0.0, 8, predictor=predictor)))
-    asked = {one.digest: [request.predictor for request in one.requests] for one in policies}
-    assert (asked, len(policies)) == ({"a-digest": ["write", ""], "b-digest": ["answer", "plan"]}, 2)
+    asked = {name: [request.predictor for request in one.requests] for name, one in policies.items()}
+    assert asked == {"a": ["write", ""], "b": ["answer", "plan"]}
     assert policy.digest == open_policies({"plan": other, "answer": other, "": first}, make).digest
     assert policy.digest != open_policies({"": first, "answer": other}, make).digest
     assert open_policies({"": first}, make).digest == "a-digest"  # alone, it is itself

@@ -37,8 +37,6 @@ class Noting(Writer):
         match self.how:
             case "attribute":
                 return self.note(question=question, lm=self.strong).note
-            case "global":
-                return self.note(question=question, lm=STRONG[0]).note
             case "direct":
                 return self.strong(f"a note on {question}")[0]
             case "of the predictor":
@@ -50,7 +48,7 @@ class Noting(Writer):
         return dspy.Prediction(found=found.doc_ids)
 
 
-@pytest.mark.parametrize("how", ["attribute", "global", "direct", "of the predictor"])
+@pytest.mark.parametrize("how", ["attribute", "direct", "of the predictor"])
 def test_a_call_is_answered_by_the_lm_that_dspy_asks(how, world, tmp_path):
     policy, lms = Words("words"), {"note": STRONG[0]} if how == "of the predictor" else {}
     student_of(lambda: Noting(how), **lms)(question=TRAIN[0].question)

@@ -7,7 +7,6 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.mentions import QUESTION, mentions
 from leret.programs.search import Found
-from pipelines import expand
 from tests.sampling.fakes import ROOT, FakeRetriever
 
 ASKED = 'Who directed Silent Harbor before "Red Dune" won in Rome?'
@@ -58,23 +57,6 @@ def test_the_shipped_programs_search_for_the_question_and_what_is_added(name, wa
     assert [query.partition("?")[0] for query in queries] == ["who is it"] * len(queries)
     assert len(queries) == 1 + len(needs)
     assert len(end.ranking) == 2 + len(needs)
-
-
-def test_candidates_of_a_search_count_only_when_they_are_picked(walk):
-    program, pure = (load_program(ROOT / "pipelines/picks.py", "SearchPicks", {"k": 4, "budget": 2}) for _ in range(2))
-    needs, end = walk(program, check=True, pure=pure)
-    assert [len(need.choice.candidates) for need in needs] == [4, 3]
-    assert len(end.searches) == len(end.ranking) == 2
-    assert end.prediction.doc_ids == [passage.doc_id for passage in end.ranking]
-
-
-SUGGESTED = expand.likely_names(ASKED, Found(((HARBOR, DUNE),)))
-
-
-def test_a_suggestion_is_a_name_not_tried_with_the_likeliest_first():
-    assert SUGGESTED == ["Anna Bolt", "Otto Kern", "Rome", "The Lost Film"]
-    assert expand.likely_names(ASKED, Found(((HARBOR, DUNE),)), ["anna bolt"], 2) == ["Otto Kern", "Rome"]
-    assert expand.numbered(SUGGESTED[:1]) == ["1 Anna Bolt", "0 nothing"]
 
 
 def test_an_lm_adds_suggestions_own_words_or_nothing_and_several_at_once():

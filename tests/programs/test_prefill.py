@@ -53,7 +53,6 @@ def test_a_request_ends_with_the_beginning_of_the_answer_and_a_completion_is_its
         ("compact", WRITE_QUERY, ("\n",)),
         ("compact", PLAN, ()),
         ("json", WRITE_QUERY, ('"}', '",', '"\n', "\n")),
-        ("json", PLAN, ()),
         ("chat", WRITE_QUERY, ("[[ ## completed ## ]]",)),
     ],
 )

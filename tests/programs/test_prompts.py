@@ -1,5 +1,3 @@
-import asyncio
-
 import dspy
 import pytest
 
@@ -42,15 +40,10 @@ def test_an_adapter_sends_a_served_lm_messages_alone(kind, monkeypatch):
         seen.append(kwargs)
         return [Formatter(Replay(program.deepcopy(), adapter)).completion("write", {"query": "silent harbor"})]
 
-    async def sent_later(self, prompt=None, messages=None, **kwargs):
-        return sent(self, prompt, messages, **kwargs)
-
     monkeypatch.setattr(dspy.LM, "__call__", sent)
-    monkeypatch.setattr(dspy.LM, "acall", sent_later)
     with dspy.context(lm=lm, adapter=adapter):
-        found = [program.write(question="?"), asyncio.run(program.write.acall(question="?"))]
-    assert [one.query for one in found] == ["silent harbor"] * 2
-    assert seen == [{}, {}]
+        assert program.write(question="?").query == "silent harbor"
+    assert seen == [{}]
 
 
 def test_a_prompt_is_read_back_and_its_digest_ignores_the_name(tmp_path):
@@ -77,18 +70,6 @@ def test_messages_are_what_the_adapter_gives(kind):
             whole = tuple(adapter.format(formatter.signature("write", prompt), demos, dict(inputs)))
             assert formatter.messages(formatter.need("write", inputs), prompt) == whole
             assert formatter.messages(formatter.need("write", inputs), prompt, alike) == whole
-
-
-def test_what_dspy_lays_out_over_several_messages_is_left_to_it():
-    marked = '<<CUSTOM-TYPE-START-IDENTIFIER>>[{"type": "text", "text": "x"}]<<CUSTOM-TYPE-END-IDENTIFIER>>'
-    program, adapter = Asks(), make_adapter(AdapterSettings())
-    formatter = Formatter(Replay(program, adapter))
-    for inputs in [*INPUTS[:6], {"question": marked, "context": [], "hop": 0}, INPUTS[7]]:
-        whole = adapter.format(program.write.signature, [], dict(inputs))
-        assert [m["content"] for m in formatter.messages(formatter.need("write", inputs))] == [
-            m["content"] if isinstance(m["content"], str) else "".join(part["text"] for part in m["content"])
-            for m in whole
-        ]
 
 
 def look_up(query: str) -> str:

@@ -231,15 +231,11 @@ def _lm(**keys):
     return lambda saved: saved.update(lms=[{**entry, **keys}] * 2)
 
 
-def _searched(saved):
-    settings = {"kind": "remote", "urls": ["http://127.0.0.1:9"], "token_env": "MY_SECRET", "retry_for_s": 0.0}
-    saved["searches"] = {"": {"settings": settings}}
-
-
 def test_a_key_is_sent_where_the_caller_named_its_variable(lms, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "sesame")
     save(optimized(TwoPredictors, lms), tmp_path)
-    edited(tmp_path, _searched)
+    remote = {"kind": "remote", "urls": ["http://127.0.0.1:9"], "token_env": "MY_SECRET", "retry_for_s": 0.0}
+    edited(tmp_path, lambda saved: saved.update(searches={"": {"settings": remote}}))
     for keys in (None, "OTHER", ["OTHER"]):
         with pytest.raises(ConfigError, match=r"MY_SECRET to .*127\.0\.0\.1:9.*api_key_env='MY_SECRET'"):
             leret.load(tmp_path, api_key_env=keys)

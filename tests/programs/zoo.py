@@ -60,13 +60,3 @@ class Async(dspy.Module):
     async def aforward(self, question):
         found = self.search((await self.write.acall(question=question, context=[])).query)
         return await self.answer.acall(question=question, context=found.passages)
-
-
-class Retrieving(TwoPredictors):
-    def __init__(self):
-        super().__init__()
-        self.retrieve = dspy.Retrieve(k=2)
-
-    def forward(self, question):
-        context = self.retrieve(self.write(question=question, context=[]).query).passages
-        return self.answer(question=question, context=context)

@@ -33,14 +33,13 @@ def test_values_are_a_linear_layer_plus_a_small_network(picker):
     np.testing.assert_allclose(one.q([story([3])], twin=True)[0].detach(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("data", "row"), [({"idf": 2.0, "own": 1}, [2.0, 1.0]), ({"own": True}, [0.0, 1.0]), ({}, [0.0, 0.0])]
-)
-def test_mentions_reads_the_numbers_of_candidates(data, row):
+def test_mentions_reads_the_numbers_of_candidates():
     whole = Candidate("a", "a", data={"idf": 1.0, "own": 0})
-    names, rows = mentions(Choice("pick", {}, [whole, Candidate("b", "b", data=data)], (whole,)))
+    others = [Candidate("b", "b", data=data) for data in ({"idf": 2.0, "own": 1}, {"own": True}, {})]
+    names, rows = mentions(Choice("pick", {}, [whole, *others], (whole,)))
     assert names == ("idf", "own", "step", "again", "partly_again")
-    assert rows.tolist() == [[1.0, 0.0, 1.0, 1.0, 0.0], [*row, 1.0, 0.0, 0.0]]
+    assert rows[0].tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert rows[1:].tolist() == [[*row, 1.0, 0.0, 0.0] for row in ([2.0, 1.0], [0.0, 1.0], [0.0, 0.0])]
 
 
 def test_mentions_counts_words_shared_with_picks():

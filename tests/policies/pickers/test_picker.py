@@ -1,5 +1,6 @@
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,14 +124,10 @@ def tabular(choices):
     return [torch.tensor(AFTER[tuple(int(one.id) for one in choice.picked)]) for choice in choices]
 
 
-def small(n=3):
-    choice = story()
-    return type(choice)(choice.predictor, choice.context, choice.candidates[:n], choice.picked)
-
-
 @pytest.mark.parametrize(("width", "best"), [(1, ["0", "2"]), (2, ["1", "0"]), (9, ["1", "0"])])
 def test_a_beam_finds_what_greedy_misses(width, best):
-    paths = plan(tabular, small(), 2, width)
+    choice = replace(story(), candidates=story().candidates[:3])
+    paths = plan(tabular, choice, 2, width)
     assert [one.id for one in paths[0].picked] == best
     assert len({frozenset(one.id for one in path.picked) for path in paths}) == len(paths) <= width
 

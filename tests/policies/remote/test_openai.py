@@ -70,22 +70,6 @@ def test_without_n_each_sample_is_a_request_with_a_seed(server):
     assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
-def test_a_content_filter_or_an_invalid_request_does_not_end_the_use_of_n():
-    async def thrice(policy):
-        await policy.complete(ask("the city", 1, 2, 3))
-        with pytest.raises(PolicyError):
-            await policy.complete(ask("the city", 1, 2, 3))
-        await policy.complete(ask("the city", 1, 2, 3))
-
-    filtered, invalid = (
-        web.json_response(choice(finish_reason="content_filter")),
-        refusal("maximum context length is 8"),
-    )
-    server = ChatServer([filtered, None, None, None, *[invalid] * 4])
-    run(server, thrice)
-    assert [body.get("n") for body in server.bodies] == [3, None, None, None] * 2 + [3]
-
-
 def test_together_has_its_request_keys_and_model_list(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", "tgp_v1_this_is_the_secret")
     server = ChatServer(models=("tiny",), bare_list=True)

@@ -29,16 +29,13 @@ def dry(*extra, weights="/m", **environment):
     return plan(ServedModel("m", weights), "vllm", at, extra=extra, environment=environment)
 
 
-def test_arguments_and_environment_of_the_user_win():
+def test_the_users_arguments_win_except_those_that_leret_sets():
     command = dry("--dtype=bfloat16", "--generation-config", "auto").command
     assert command[-3:] == ("--dtype=bfloat16", "--generation-config", "auto")
     assert [command.count(flag) for flag in ("--dtype", "--generation-config", "--enforce-eager")] == [0, 1, 1]
     line = dry(VLLM_CPU_KVCACHE_SPACE="4").line
     assert line.startswith("HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=4 VLLM_NO_USAGE_STATS=1 vllm serve ")
     assert "HF_HUB_OFFLINE" not in dry(weights="a/b").environment  # a repository of the hub may be fetched
-
-
-def test_options_that_leret_sets_are_refused():
     for argument in ("--port=1", "-p", "--served-model-name"):
         with pytest.raises(ConfigError, match="leret sets this option; use"):
             dry(argument)
