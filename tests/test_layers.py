@@ -124,6 +124,28 @@ def test_little_is_squeezed():
     assert figures.wide_lines(MODULES.values()) <= 0.012
 
 
+def test_what_is_squeezed_is_found(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(
+        "a = [x for y in z for x in y]\n"
+        "b = [x if x else y for x in z]\n"
+        "c = [x for x in z if x]\n"
+        "if d := len(a): pass\n"
+        "e = [a] * bool(b)\n"
+        "f = 'x' * (a > 1)\n"
+        "g = 'x' * 3\n"
+        "for one in a: pass\n"
+    )
+    assert sorted(figures.squeezed(path), key=lambda item: item[1]) == [
+        ("nested or conditional comprehensions", 1),
+        ("nested or conditional comprehensions", 2),
+        ("walrus expressions", 4),
+        ("lists or strings multiplied by a truth value", 5),
+        ("lists or strings multiplied by a truth value", 6),
+        ("empty words as variables", 8),
+    ]
+
+
 def test_recipes_have_few_keys():
     assert sum(map(len, figures.keys(MODULES.values()).values())) <= 340
 

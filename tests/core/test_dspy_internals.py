@@ -1,7 +1,10 @@
+import ast
 import asyncio
 import json
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import dspy
 import pytest
@@ -20,6 +23,22 @@ class Asking(dspy.Module):
 
     def forward(self, question):
         return self.ask(question=question).answer
+
+
+def test_one_thread_at_a_time_parses(monkeypatch):
+    at_work, most = [], []
+
+    def parse(source):
+        at_work.append(source)
+        time.sleep(0.001)
+        most.append(len(at_work))
+        at_work.remove(source)
+
+    monkeypatch.setattr(ast, "parse", parse)
+    dspy_internals.parse_in_turns()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ast.parse, "abcd"))
+    assert most == [1, 1, 1, 1]
 
 
 def test_parts_of_tool_calls_are_text_and_images_are_refused():
