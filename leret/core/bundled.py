@@ -44,11 +44,15 @@ def find(name: str, *folders: str) -> Path:
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe (and all programs if it is for sampling) to ``directory``; skip existing files, return new ones."""
+    """Copy a recipe to ``directory``, and all programs and its prompts if it is for sampling; skip existing files.
+
+    Return the new files.
+    """
     source = find(name, *FOLDERS)
     programs = sorted((ROOT / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
+    prompts = sorted(source.with_suffix("").glob("*.json"))
     written: list[Path] = []
-    for path in (source, *programs):
+    for path in (source, *prompts, *programs):
         target = directory / path.relative_to(ROOT)
         if target.exists():
             continue

@@ -78,6 +78,7 @@ def test_copy_adds_programs_and_keeps_existing_files(tmp_path, monkeypatch):
     assert program.read_text() == "# mine\n"
     assert bundled.copy("sampling/demo.yaml", tmp_path) == []
     assert load_recipe(recipe, SamplingRecipe).program.path == f"{program}:MultiHop"
+    assert tmp_path / "sampling/smollm2-hotpotqa/1.json" in bundled.copy("smollm2-hotpotqa", tmp_path)
 
 
 def test_every_key_of_an_encoder_knows_minilm(tmp_path):
