@@ -23,7 +23,6 @@ from leret.evaluation.questions import Questions, held_out
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, System, available, select
 from leret.policies.load import compute_digest
-from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
 from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import Environment, recipe_files, refuse_changes
@@ -282,7 +281,9 @@ def open_evaluator(
     retriever = environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     environment.check_policies(evaluation.policies.others)
-    _refuse_unknown_predictors(evaluation.systems, environment.replay.names)
+    for system in evaluation.systems:
+        if system.prompt is not None:
+            system.prompt.check_predictors(environment.replay.names, f"demos.{system.name}")
     policy = environment.recipe.policy
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
     decoding = Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits)
@@ -322,18 +323,6 @@ def open_evaluator(
         reader=recipe.reader,
         dtype=recipe.dtype,
     )
-
-
-def _refuse_unknown_predictors(systems: Sequence[System], predictors: Sequence[str]) -> None:
-    """Raise ConfigError if a prompt is for a predictor that the program lacks."""
-    for system in systems:
-        prompt = system.prompt or ZERO_SHOT
-        unknown = {*prompt.demos, *prompt.instructions}.difference(predictors)
-        if unknown:
-            raise ConfigError(
-                f"demos.{system.name}: unknown predictor {min(unknown)!r}; "
-                f"in the program: {', '.join(predictors)}"
-            )
 
 
 def _functions(measures: Measures) -> list[str]:

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.core import dspy_internals as internals
 from leret.core.dspy_internals import AdapterParseError, EngineLM, PlainJSONAdapter, lm15
-from leret.core.errors import ProgramError, RunError
+from leret.core.errors import ConfigError, ProgramError, RunError
 from leret.core.types import Passage, Task, digest
 from leret.policies.base import Messages
 from leret.policies.tool_calls import ToolReader, read_calls
@@ -65,6 +65,14 @@ class Prompt:
         if self.hint is not None:
             parts.append(self.hint)
         return digest(*parts)
+
+    def check_predictors(self, predictors: Iterable[str], key: str) -> None:
+        """Raise ConfigError, which names the recipe's ``key``, for a predictor that the program lacks."""
+        unknown = {*self.demos, *self.instructions}.difference(predictors)
+        if unknown:
+            raise ConfigError(
+                f"{key}: unknown predictor {min(unknown)!r}; in the program: {', '.join(predictors)}"
+            )
 
     def save(self, path: Path) -> None:
         value = {

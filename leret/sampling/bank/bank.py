@@ -60,6 +60,8 @@ async def load_or_build_bank(
         prompts = [ZERO_SHOT]
     elif settings.bank.path is not None:
         prompts = _read_prompts(Path(settings.bank.path), settings.n_few_shot)
+        for prompt in prompts:
+            prompt.check_predictors(environment.replay.names, "sampling.bank.path")
     else:
         prompts = await _bootstrapped(run, environment, policy, searches, tasks, progress)
     if settings.hint is not None:
@@ -119,17 +121,16 @@ def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, i
 
 
 def _read_prompts(directory: Path, n: int) -> list[Prompt]:
-    paths = sorted(directory.glob("*.json"))
-    loaded = [replace(Prompt.load(path), hint=None) for path in paths]
-    few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
-    if not few_shot:
+    unique = {ZERO_SHOT.digest: ZERO_SHOT}
+    for path in sorted(directory.glob("*.json")):
+        prompt = replace(Prompt.load(path), hint=None)
+        unique[prompt.digest] = prompt
+    if len(unique) == 1:
         raise ConfigError(
             f"sampling.bank.path: {directory} has no few-shot prompts (*.json); set it to R/prompts"
         )
-    prompts = [ZERO_SHOT]
-    for i, prompt in enumerate(list(few_shot.values())[:n], 1):
-        prompts.append(replace(prompt, name=str(i)))
-    return prompts
+    prompts = list(unique.values())[: n + 1]
+    return [replace(prompt, name=str(i)) for i, prompt in enumerate(prompts)]
 
 
 async def _bootstrapped(

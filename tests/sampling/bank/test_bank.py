@@ -9,7 +9,9 @@ import pytest
 from aiohttp import web
 
 from leret.config.sampling import SamplingSettings
+from leret.core.errors import ConfigError
 from leret.core.runs import Run
+from leret.programs.prompts import Prompt
 from leret.sampling.bank.bank import n_candidates
 from leret.sampling.stage import sample
 from tests.sampling.fakes import FakePolicy, content, policy_is, recipe_of, served
@@ -29,6 +31,12 @@ def test_a_run_stopped_while_it_makes_its_bank_is_finished_by_the_same_command(r
     assert run.manifest.bank is None
     sample(recipe, run)
     assert content(run) == content(whole)
+
+
+def test_prompts_for_a_predictor_that_the_program_lacks_are_refused(run, tmp_path):
+    Prompt("mine", {"write": [{"question": "Who?", "query": "who"}]}).save(tmp_path / "mine.json")
+    with pytest.raises(ConfigError, match=r"bank\.path: unknown predictor 'write'; in the program: write_query"):
+        sample(recipe_of(bank={"path": str(tmp_path)}), run)
 
 
 def test_a_bank_that_waits_for_its_server_is_stopped_at_once(run, server):
