@@ -6,6 +6,7 @@ from leret.core.types import Passage
 from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.mentions import QUESTION, mentions
+from leret.programs.prompts import Prompt
 from leret.programs.search import Found
 from tests.sampling.fakes import ROOT, FakeRetriever
 
@@ -71,3 +72,12 @@ def test_an_lm_adds_suggestions_own_words_or_nothing_and_several_at_once():
     assert [query.partition("?")[2] for query in queries] == added
     assert len(made.doc_ids) == len(set(made.doc_ids)) == 6
     assert "context" in program.write_words.signature.input_fields
+
+
+def test_the_demos_for_a_real_lm_answer_with_a_suggestion():
+    program = load_program(ROOT / "pipelines/expand.py", "ExpandWrite", {}, k=2)
+    prompts = [Prompt.load(path) for path in (ROOT / "sampling/smollm2-hotpotqa").glob("*.json")]
+    assert len({prompt.digest for prompt in prompts}) == 2
+    for prompt in prompts:
+        prompt.check_predictors([name for name, _ in program.named_predictors()], "sampling.bank.path")
+        assert all(demo["words"] in demo["names"] for demo in prompt.demos["write_words"])
