@@ -40,7 +40,7 @@ def run_row(job: tuple[str, int], work: Path, data: Path, sets: Sequence[str], t
     out = work / f"{row}-{seed}"
     out.mkdir(parents=True, exist_ok=True)
     keys = [f"data.questions={data / 'queries_all.jsonl.gz'}", f"data.corpus={data / 'corpus.jsonl.gz'}"]
-    keys += [f"data.seed={seed}", f"sampling.seed={seed}", f"seed={seed}", *sets]
+    keys += [f"sampling.seed={seed}", f"seed={seed}", *sets]
     if seed != first:
         keys.append("eval.systems=[raw-question, policies]")
     command = [sys.executable, "-m", "leret", "run", RECIPES[row], "--run", str(out / "run")]
