@@ -44,7 +44,7 @@ def find(name: str, *folders: str) -> Path:
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe to ``directory``, and all programs and its prompts if it is for sampling; skip existing files.
+    """Copy a recipe (for sampling: also its prompts and all programs) to ``directory``; skip existing files.
 
     Return the new files.
     """

@@ -67,7 +67,7 @@ class Prompt:
         return digest(*parts)
 
     def check_predictors(self, predictors: Iterable[str], key: str) -> None:
-        """Raise ConfigError, which names the recipe's ``key``, for a predictor that the program lacks."""
+        """Raise ConfigError at ``key`` if the prompt names a predictor that the program lacks."""
         unknown = {*self.demos, *self.instructions}.difference(predictors)
         if unknown:
             raise ConfigError(
