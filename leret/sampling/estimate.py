@@ -60,8 +60,8 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
         scoring(spec, "sampling.reward")
     n_questions = len(environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part))
     steps = steps_of(environment)
-    no_bank = settings.n_few_shot == 0 or settings.bank.path is not None
-    bank_ready = no_bank or (run.manifest_path.is_file() and run.manifest.bank is not None)
+    no_bootstrap = settings.n_few_shot == 0 or settings.bank.path is not None
+    bank_ready = no_bootstrap or (run.manifest_path.is_file() and run.manifest.bank is not None)
     n_stored = 0
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
